@@ -1,0 +1,37 @@
+# Two commands for newcomers, each does all its set-up by itself: make demo, make test.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: .venv/.ready
+	$(BIN)/python -m benchmark.sweep --methods all
+
+test: .venv/.ready-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/.ready-test
+	$(BIN)/python -m pytest -m slow
+
+bench: .venv/.ready
+	$(BIN)/python -m benchmark.bench
+
+lint: .venv/.ready-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed; name one with make PYTHON=python3.12"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.ready-test: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,140 @@
+"""Command-line flags that several programs share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmark.errors import UserError
+from benchmark.execute import Place
+from benchmark.protocol import Settings, expand_methods, plan, protocols
+from benchmark.registry import load_plugin
+from benchmark.spec import RunSpec
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Which runs."""
+    group = parser.add_argument_group("what to run")
+    group.add_argument(
+        "--methods",
+        nargs="+",
+        default=["fedavg"],
+        metavar="NAME",
+        help="names, patterns (fed*), compositions (fedprox+silobn) or all",
+    )
+    group.add_argument("--protocol", default="demo", help="the setting to start from")
+    group.add_argument("--datasets", nargs="+", metavar="NAME", help="instead of the protocol's")
+    group.add_argument(
+        "--targets", nargs="+", default=["all"], metavar="DOMAIN", help="domains to hold out"
+    )
+    group.add_argument(
+        "--partition", help="how sources are divided, e.g. single_domain_k:clients=5"
+    )
+    group.add_argument("--backbone", help="the network")
+    group.add_argument("--seeds", nargs="+", type=int, metavar="N", help="one run each")
+    group.add_argument(
+        "--trials",
+        type=int,
+        default=1,
+        metavar="N",
+        help="configurations per method: the defaults and N-1 random draws",
+    )
+    group.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        dest="settings",
+        metavar="KEY=VALUE",
+        help="fedprox.mu=0.1, training.rounds=5",
+    )
+    group.add_argument(
+        "--plugin",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE.py",
+        help="your own methods, datasets or partitions",
+    )
+    group.add_argument("--out", type=Path, default=Path("runs"), help="the result store")
+
+
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    """Where and how; nothing here changes a number."""
+    group = parser.add_argument_group("where to run")
+    group.add_argument("--data", type=Path, default=Path("data"), help="folder of the datasets")
+    group.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:0,1 (workers take them in turn)"
+    )
+    group.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="per worker; changes the last bits"
+    )
+
+
+def plan_from(options: argparse.Namespace) -> tuple[list[RunSpec], list[str]]:
+    """The runs that the flags describe, and notes on methods that a pattern left out."""
+    for path in options.plugin:
+        load_plugin(path)
+    protocol = protocols[options.protocol]
+    changes = {
+        "datasets": options.datasets and tuple(options.datasets),
+        "backbone": options.backbone,
+        "partition": options.partition,
+        "seeds": options.seeds and tuple(dict.fromkeys(options.seeds)),
+    }
+    given = {key: value for key, value in changes.items() if value is not None}
+    protocol = dataclasses.replace(protocol, **given)
+    expressions, unfit = expand_methods(options.methods, protocol.backbone)
+    settings = Settings.parse(options.settings)
+    specs = plan(
+        protocol, expressions, targets=options.targets, trials=options.trials, settings=settings
+    )
+    return specs, unfit
+
+
+def place_from(options: argparse.Namespace) -> list[Place]:
+    """One place per device."""
+    if options.threads < 1:
+        raise UserError(f"--threads {options.threads}: at least 1")
+    return [Place(options.data, device, options.threads) for device in devices(options.device)]
+
+
+def devices(text: str) -> list[str]:
+    """`auto`, `cpu`, `cuda` or `cuda:0,1` as a list of devices that exist."""
+    import torch
+
+    count = torch.cuda.device_count()
+    every = [f"cuda:{k}" for k in range(count)]
+    if text == "cpu" or (text == "auto" and not every):
+        return ["cpu"]
+    if text in ("auto", "cuda"):
+        wanted = every
+    elif text.startswith("cuda:"):
+        wanted = [f"cuda:{number.strip()}" for number in text.removeprefix("cuda:").split(",")]
+    else:
+        raise UserError(f"--device {text!r}: write auto, cpu, cuda or cuda:0,1")
+    if not wanted or not set(wanted) <= set(every):
+        have = ", ".join(every) or "none"
+        raise UserError(f"--device {text!r}: this machine has no such GPU (found: {have}); use cpu")
+    return wanted
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def worker_count(wanted: int | None, places: Sequence[Place]) -> int:
+    """One worker per core, or per GPU, unless told otherwise."""
+    if wanted is not None and wanted < 1:
+        raise UserError(f"--workers {wanted}: at least 1")
+    if wanted is not None:
+        return wanted
+    if places[0].device == "cpu":
+        return max(1, available_cores() // places[0].threads)
+    return len(places)

@@ -1,0 +1,1 @@
+"""Pure data: domains of images and labels, splits, client partitions, transforms."""

@@ -1,0 +1,1 @@
+"""The reading side: selection, tables and figures as pure functions of a frame. Never trains."""

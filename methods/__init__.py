@@ -1,0 +1,1 @@
+"""One file per method; each registers itself with one decorator."""
