@@ -145,7 +145,7 @@ def markdown(table: Table) -> str:
     body = tabulate(
         rows,
         ("method", *table.columns),
-        tablefmt="github",
+        tablefmt="pipe",
         disable_numparse=True,
         colalign=("left", *["right"] * len(table.columns)),
     )

@@ -2,8 +2,10 @@
 
 Paper: the empirical risk minimisation of Vapnik, as the reference of Gulrajani and Lopez-Paz, In
 Search of Lost Domain Generalization, ICLR 2021. All source images sit in one place, so everything
-leaves the client. It runs on the `pooled` partition with the protocol's local work per round: one
-client that holds the union, which is FedAvg with a single client, step for step.
+leaves the client. It runs on the `pooled` partition: one client that holds the union. Where a
+protocol counts local work in steps, it takes those steps once per source domain, so that it sees
+as many images per round as one client per domain would; with `per_source=False` it is FedAvg with
+a single client, step for step.
 """
 
 from __future__ import annotations
@@ -30,20 +32,21 @@ class ErmPool(Method):
     """Plain training on the union of the sources."""
 
     balanced: bool = hp(False, doc="the same number of images of each source in every batch")
+    per_source: bool = hp(True, doc="take the protocol's local steps once per source domain")
 
     def batches(self, client) -> Iterator[Batch]:
-        if not self.balanced:
-            yield from super().batches(client)
-            return
-        training, rng = client.training, client.numpy_generator("batches")
-        domains = client.train.shard.domains
-        groups = [np.flatnonzero(domains == domain) for domain in np.unique(domains)]
-        per_domain = max(1, training.batch_size // len(groups))
-        steps = training.local_steps
-        if steps is None:
-            steps = training.local_epochs * max(1, client.size // (per_domain * len(groups)))
-        orders = [batch_order(len(group), per_domain, rng, steps, None) for group in groups]
-        generator = client.torch_generator("transform")
+        training, domains = client.training, client.train.shard.domains
+        present = np.unique(domains)
+        groups = [np.flatnonzero(domains == d) for d in present] if self.balanced else [...]
+        share = max(1, training.batch_size // len(groups))
+        if training.local_steps is None:
+            steps = training.local_epochs * max(1, client.size // (share * len(groups)))
+        else:
+            steps = training.local_steps * (len(present) if self.per_source else 1)
+        everyone = np.arange(client.size)
+        rng, generator = client.numpy_generator("batches"), client.torch_generator("transform")
+        members = [everyone[group] for group in groups]
+        orders = [batch_order(len(group), share, rng, steps, None) for group in members]
         for drawn in zip(*orders, strict=True):
-            positions = np.concatenate([g[d] for g, d in zip(groups, drawn, strict=True)])
-            yield client.train.training_batch(positions, generator)
+            positions = [group[order] for group, order in zip(members, drawn, strict=True)]
+            yield client.train.training_batch(np.concatenate(positions), generator)
