@@ -78,6 +78,7 @@ class Client:
         self.scratch: dict[str, Any] = {}
         """What a method notes for the rest of this visit; empty at the start of every round."""
         self.optimizer: torch.optim.Optimizer
+        self.lr = self.training.lr
         self.round = 0
         self.steps = 0
         self._traffic = server.traffic
@@ -85,10 +86,6 @@ class Client:
     @property
     def size(self) -> int:
         return len(self.train)
-
-    @property
-    def lr(self) -> float:
-        return self.training.lr_at(self.round)
 
     @property
     def progress(self) -> float:
@@ -147,6 +144,8 @@ def rounds(
         losses: list[tuple[float, int]] = []
         weights = method.weigh(server, chosen)
         method.aggregate(server, _updates(method, server, chosen, weights, losses))
+        torch.manual_seed(seed_for(server.seed, "conclude", number))
+        method.conclude(server, chosen)
         steps = sum(count for _, count in losses)
         yield Round(number, chosen, sum(loss * count for loss, count in losses) / steps, steps)
 
@@ -175,11 +174,13 @@ def visit(method: Method, server: Server, client: Client) -> tuple[Update, float
     torch.manual_seed(seed_for(server.seed, "visit", server.round, client.id))
     method.receive(server, client)
     client.model.train()
+    client.lr = method.learning_rate(client)
     client.optimizer = method.optimizer(client)
     if "optimizer" in client.memory:
+        rates = [group["lr"] for group in client.optimizer.param_groups]
         client.optimizer.load_state_dict(client.memory["optimizer"])
-        for group in client.optimizer.param_groups:
-            group["lr"] = client.lr
+        for group, rate in zip(client.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
     loss, steps = _train(method, client)
     if client.training.keep_optimizer:
         client.memory["optimizer"] = client.optimizer.state_dict()

@@ -1,7 +1,7 @@
 """A method is the hooks it changes; the defaults are FedAvg.
 
     one round:  exchange → each chosen client: receive → batches → augment → step(loss) → upload
-                → aggregate
+                → aggregate → conclude
 
 A method is a frozen dataclass of hyper-parameters and holds no state: what survives a round lives
 in `server.memory` or `client.memory` (tensors, numbers and containers of them) and is checkpointed
@@ -91,6 +91,10 @@ class Method:
         write(client.state, server.send(client, "weights", incoming))
         write(client.state, kept)
 
+    def learning_rate(self, client: Client) -> float:
+        """The client's learning rate of this round; `client.lr` from then on."""
+        return client.training.lr_at(client.round)
+
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """The client's optimiser for this round."""
         training, parameters = client.training, client.model.parameters()
@@ -156,6 +160,9 @@ class Method:
         for update in updates:
             total.add(update.state, update.weight)
         write(server.state, total.result())
+
+    def conclude(self, server: Server, clients: Sequence[Client]) -> None:
+        """At the end of each round, when the new global model exists, with the round's clients."""
 
     def predictors(self, server: Server, clients: Sequence[Client]) -> dict[str, Predictor]:
         """Ways to predict with the global model, each a row; the first is the method's own."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmark.backbones.base import backbones
+from benchmark.backbones.base import backbones, check_image_size
 from benchmark.errors import UserError, unknown
 from benchmark.hparams import resolve, trial
 from benchmark.method import Method, compose, methods, parts_of
@@ -87,8 +87,7 @@ def expand_methods(patterns: Sequence[str], backbone: str) -> tuple[list[str], l
 def misfit(method: type[Method], backbone: str) -> str | None:
     """Why a method cannot run on a backbone, or None."""
     if method.info.needs_batchnorm and not backbones[backbone].batchnorm:
-        fitting = [name for name in backbones if backbones[name].batchnorm]
-        choice = "cnn_small_bn" if backbone.startswith("cnn") else fitting[0]
+        choice = {"cnn_digitsdg": "cnn_small_bn", "alexnet": "alexnet_bn"}.get(backbone, "resnet18")
         return f"{method.name} needs batch normalisation; {backbone} has none; choose {choice}"
     return None
 
@@ -109,7 +108,7 @@ def plan(
         raise UserError("no seeds: name at least one, e.g. --seeds 0")
     training = protocol.training.changed(settings.training)
     transforms[protocol.transform]
-    backbones[protocol.backbone]
+    check_image_size(protocol.backbone, protocol.image_size)
     if protocol.test_part not in ("all", "in"):
         raise unknown("test part", protocol.test_part, ("all", "in"))
     _check_used(settings, expressions)

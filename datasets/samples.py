@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ class Batch:
     images: torch.Tensor
     labels: torch.Tensor
     domains: torch.Tensor
+    extras: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What a method's `augment` adds for its own loss."""
 
     def __len__(self) -> int:
         return len(self.labels)

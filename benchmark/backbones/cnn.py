@@ -17,6 +17,7 @@ class DigitCNN(Backbone):
     """Four convolution blocks, each halving the image, and a linear head on the flat 2×2 map."""
 
     stages = ("block1", "block2", "block3", "block4")
+    smallest_image = largest_image = 32
 
     def __init__(self, classes: int, widths: tuple[int, int, int, int], batchnorm: bool):
         super().__init__()
@@ -29,11 +30,15 @@ class DigitCNN(Backbone):
             setattr(self, stage, nn.Sequential(*layers, nn.ReLU(inplace=True), nn.MaxPool2d(2)))
         self.head = nn.Linear(4 * widths[-1], classes)
 
-    def features(self, images: torch.Tensor) -> torch.Tensor:
+    def maps(self, images: torch.Tensor) -> torch.Tensor:
+        self.check_size(*images.shape[-2:])
         x = images
         for stage in self.stages:
             x = self.tap(stage, getattr(self, stage)(x))
-        return x.flatten(1)
+        return x
+
+    def squeeze(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps.flatten(1)
 
 
 @register("cnn_digitsdg", batchnorm=False)

@@ -9,7 +9,7 @@ protocols.register("demo")(
         datasets=("MiniDigits",),
         backbone="cnn_tiny_bn",
         training=Training(
-            rounds=6, local_steps=12, batch_size=32, lr=0.05, momentum=0.9, evaluate_every=1
+            rounds=10, local_steps=14, batch_size=16, lr=0.05, momentum=0.9, evaluate_every=2
         ),
         seeds=(0,),
         transform="digits",
