@@ -1,0 +1,1 @@
+"""Layers and tools that two or more methods share."""
