@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmark.backbones.weights import pretrained_name
 from benchmark.errors import UserError
 from benchmark.execute import Place
-from benchmark.protocol import Settings, expand_methods, plan, protocols
+from benchmark.protocol import Plan, Settings, plan, protocols
 from benchmark.registry import load_plugin
-from benchmark.spec import RunSpec
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +33,15 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--partition", help="how sources are divided, e.g. single_domain_k:clients=5"
     )
     group.add_argument("--backbone", help="the network")
+    group.add_argument("--pretrained", help="none, imagenet, or the path of a state dict")
+    group.add_argument("--transform", help="how images are prepared and augmented")
+    group.add_argument("--image-size", type=int, metavar="PIXELS", help="side of the input")
+    group.add_argument("--split", help="training and validation parts, e.g. random:fraction=0.1")
+    group.add_argument(
+        "--test-part",
+        help="of the target: all, in (not its own validation part) "
+        "or listed (its published test part)",
+    )
     group.add_argument("--seeds", nargs="+", type=int, metavar="N", help="one run each")
     group.add_argument(
         "--trials",
@@ -74,32 +82,40 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def plan_from(options: argparse.Namespace) -> tuple[list[RunSpec], list[str]]:
-    """The runs that the flags describe, and notes on methods that a pattern left out."""
+def plan_from(options: argparse.Namespace) -> Plan:
+    """The runs that the flags describe."""
     for path in options.plugin:
         load_plugin(path)
-    protocol = protocols[options.protocol]
     changes = {
-        "datasets": options.datasets and tuple(options.datasets),
         "backbone": options.backbone,
+        "pretrained": options.pretrained and pretrained_name(options.pretrained),
+        "transform": options.transform,
+        "image_size": options.image_size,
+        "split": options.split,
         "partition": options.partition,
+        "test_part": options.test_part,
         "seeds": options.seeds and tuple(dict.fromkeys(options.seeds)),
     }
-    given = {key: value for key, value in changes.items() if value is not None}
-    protocol = dataclasses.replace(protocol, **given)
-    expressions, unfit = expand_methods(options.methods, protocol.backbone)
-    settings = Settings.parse(options.settings)
-    specs = plan(
-        protocol, expressions, targets=options.targets, trials=options.trials, settings=settings
+    return plan(
+        protocols[options.protocol],
+        options.methods,
+        datasets=options.datasets,
+        targets=options.targets,
+        trials=options.trials,
+        settings=Settings.parse(options.settings),
+        changes={key: value for key, value in changes.items() if value is not None},
     )
-    return specs, unfit
 
 
 def place_from(options: argparse.Namespace) -> list[Place]:
     """One place per device."""
     if options.threads < 1:
         raise UserError(f"--threads {options.threads}: at least 1")
-    return [Place(options.data, device, options.threads) for device in devices(options.device)]
+    weights = options.pretrained if options.pretrained not in (None, "none", "imagenet") else None
+    return [
+        Place(options.data, device, options.threads, weights=weights)
+        for device in devices(options.device)
+    ]
 
 
 def devices(text: str) -> list[str]:

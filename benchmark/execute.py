@@ -17,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmark.backbones.base import make_backbone
+from benchmark.backbones.weights import pretrained_name
 from benchmark.costs import parameter_count, peak_memory_mb
 from benchmark.errors import Diverged, UserError
 from benchmark.evaluation import Evaluator, Record
@@ -29,7 +31,7 @@ from benchmark.results import Damaged, Result, ResultStore, as_columns
 from benchmark.seeds import seed_for
 from benchmark.spec import RunSpec
 from benchmark.state import write
-from datasets.base import open_dataset, write_atomically
+from datasets.base import DomainData, open_dataset, write_atomically
 from datasets.partition import Shard, Source, divide, fingerprint
 from datasets.samples import Samples
 from datasets.splits import make_split
@@ -48,6 +50,16 @@ class Place:
     device: str = "cpu"
     threads: int = 1
     checkpoint_seconds: float = 30.0
+    weights: str | None = None
+    """The file of pretrained weights that a spec names by content."""
+
+    def pretrained(self, name: str) -> str:
+        """What a spec's `pretrained` means here: a file is found by path and known by content."""
+        if name in ("none", "imagenet"):
+            return name
+        if self.weights is None or pretrained_name(self.weights) != name:
+            raise UserError(f"this run starts from {name}; pass that file with --pretrained PATH")
+        return self.weights
 
 
 @dataclasses.dataclass
@@ -83,7 +95,7 @@ def assemble(spec: RunSpec, place: Place) -> Federation:
 
     def make():
         torch.manual_seed(seed_for(spec.seed, "model"))
-        return make_backbone(spec.backbone, len(dataset.classes), spec.pretrained)
+        return make_backbone(spec.backbone, len(dataset.classes), place.pretrained(spec.pretrained))
 
     server = Server(method.build(make).to(device), spec.training, spec.seed, len(shards))
     working = method.build(make).to(device)
@@ -98,12 +110,27 @@ def assemble(spec: RunSpec, place: Place) -> Federation:
         )
         for number, shard in enumerate(shards)
     ]
-    tested = cuts[target][0] if spec.test_part == "in" else range(len(domains[target]))
-    held_out = Samples(Shard.of(target, tested), domains, transform, device)
+    held_out = Samples(
+        Shard.of(target, _tested(spec, domains[target], cuts[target][0])),
+        domains,
+        transform,
+        device,
+    )
     evaluator = Evaluator(held_out, dataset.domains, spec.target, spec.seed)
     return Federation(
         method, server, clients, evaluator, fingerprint(shards), list(dataset.domains)
     )
+
+
+def _tested(spec: RunSpec, data: DomainData, inner: np.ndarray) -> np.ndarray:
+    """Rows of the target domain that are tested."""
+    if spec.test_part == "in":
+        return inner
+    if spec.test_part == "listed":
+        if "test" not in data.parts:
+            raise UserError(f"{spec.dataset} has no published test part; use --test-part all")
+        return data.parts["test"]
+    return np.arange(len(data))
 
 
 @dataclasses.dataclass

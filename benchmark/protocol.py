@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmark.backbones.base import backbones, check_image_size
@@ -16,6 +16,9 @@ from datasets.base import Dataset, open_dataset
 from datasets.partition import canonical_partition, make_partition
 from datasets.splits import canonical_split
 from datasets.transforms import transforms
+
+TEST_PARTS = ("all", "in", "listed")
+"""Of the target: every image, those outside its own validation part, or its published test part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,16 @@ class Protocol:
     selection: str = "training_domain"
     overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """Hyper-parameters a paper states for a method, by method name."""
+    by_dataset: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """Fields that differ on a dataset; of `training`, only the differing ones."""
+
+    def on(self, dataset: str, changes: Mapping[str, Any]) -> Protocol:
+        """The protocol for one dataset, with the user's changes over the paper's."""
+        stated = dict(self.by_dataset.get(dataset, {}))
+        training = self.training.changed(stated.pop("training", {}))
+        given = dict(changes)
+        training = training.changed(given.pop("training", {}))
+        return dataclasses.replace(self, **{**stated, **given, "training": training})
 
 
 protocols: Registry[Protocol] = Registry("protocol", "benchmark.protocols")
@@ -67,6 +80,85 @@ class Settings:
         return cls(by_method, training)
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The runs of a sweep, and what a pattern named that could not be planned, with the reason."""
+
+    specs: list[RunSpec]
+    left_out: list[str]
+
+
+def plan(
+    protocol: Protocol,
+    patterns: Sequence[str],
+    *,
+    datasets: Sequence[str] | None = None,
+    targets: Sequence[str] = ("all",),
+    trials: int = 1,
+    settings: Settings | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Plan:
+    """All runs of a sweep, ordered by dataset, method, target, configuration and seed.
+
+    `patterns` are method names, shell patterns, compositions or `all`; `changes` are fields of the
+    protocol that the user sets.
+    """
+    settings = settings or Settings({}, {})
+    if trials < 1:
+        raise UserError(f"--trials {trials}: at least 1")
+    kinds = [open_dataset(name) for name in datasets or protocol.datasets]
+    _check_targets(kinds, targets)
+    specs: dict[str, RunSpec] = {}
+    left_out: list[str] = []
+    used: set[str] = set()
+    for dataset in kinds:
+        given = {**(changes or {}), "training": settings.training}
+        setting = protocol.on(dataset.name, given)
+        _check_setting(setting)
+        expressions, unfit = expand_methods(patterns, setting.backbone)
+        left_out += unfit
+        used |= {part for expression in expressions for part in parts_of(expression)}
+        domains = [d for d in dataset.domains if "all" in targets or d in targets]
+        for spec in _specs(setting, dataset, expressions, domains, trials, settings):
+            specs[spec.id] = spec  # trials of a method without a space coincide
+    for name in settings.methods:
+        if name not in used:
+            raise UserError(f"--set {name}.…: no planned run uses {name!r}; add it to --methods")
+    return Plan(list(specs.values()), list(dict.fromkeys(left_out)))
+
+
+def _specs(
+    setting: Protocol,
+    dataset: Dataset,
+    expressions: Sequence[str],
+    targets: Sequence[str],
+    trials: int,
+    settings: Settings,
+) -> Iterator[RunSpec]:
+    split = canonical_split(setting.split)
+    for expression in expressions:
+        partition = _partition_for(expression, setting, dataset)
+        configurations = [_hparams(expression, k, setting, settings) for k in range(trials)]
+        for target in targets:
+            for hparams in configurations:
+                for seed in setting.seeds:
+                    yield RunSpec(
+                        dataset=dataset.name,
+                        target=target,
+                        method=expression,
+                        hparams=hparams,
+                        backbone=setting.backbone,
+                        pretrained=setting.pretrained,
+                        transform=setting.transform,
+                        image_size=setting.image_size,
+                        split=split,
+                        partition=partition,
+                        test_part=setting.test_part,
+                        training=setting.training,
+                        seed=seed,
+                    )
+
+
 def expand_methods(patterns: Sequence[str], backbone: str) -> tuple[list[str], list[str]]:
     """Method expressions for names, patterns, compositions and `all`; and, for patterns, those that
     the backbone cannot carry. A method asked for by name must fit."""
@@ -92,86 +184,36 @@ def misfit(method: type[Method], backbone: str) -> str | None:
     return None
 
 
-def plan(
-    protocol: Protocol,
-    expressions: Sequence[str],
-    *,
-    targets: Sequence[str] = ("all",),
-    trials: int = 1,
-    settings: Settings | None = None,
-) -> list[RunSpec]:
-    """All runs of a sweep, ordered by dataset, method, target, configuration and seed."""
-    settings = settings or Settings({}, {})
-    if trials < 1:
-        raise UserError(f"--trials {trials}: at least 1")
-    if not protocol.seeds:
-        raise UserError("no seeds: name at least one, e.g. --seeds 0")
-    training = protocol.training.changed(settings.training)
-    transforms[protocol.transform]
-    check_image_size(protocol.backbone, protocol.image_size)
-    if protocol.test_part not in ("all", "in"):
-        raise unknown("test part", protocol.test_part, ("all", "in"))
-    _check_used(settings, expressions)
-    kinds = [open_dataset(name) for name in protocol.datasets]
-    _check_targets(kinds, targets)
-    specs = {}
-    for dataset in kinds:
-        domains = [d for d in dataset.domains if "all" in targets or d in targets]
-        for expression in expressions:
-            partition = _partition_for(expression, protocol, training, dataset)
-            for target in domains:
-                for index in range(trials):
-                    hparams = _hparams(expression, index, protocol, settings)
-                    for seed in protocol.seeds:
-                        spec = RunSpec(
-                            dataset=dataset.name,
-                            target=target,
-                            method=expression,
-                            hparams=hparams,
-                            backbone=protocol.backbone,
-                            pretrained=protocol.pretrained,
-                            transform=protocol.transform,
-                            image_size=protocol.image_size,
-                            split=canonical_split(protocol.split),
-                            partition=partition,
-                            test_part=protocol.test_part,
-                            training=training,
-                            seed=seed,
-                        )
-                        specs[spec.id] = spec  # trials of a method without a space coincide
-    return list(specs.values())
-
-
-def _hparams(expression: str, index: int, protocol: Protocol, settings: Settings) -> dict[str, Any]:
+def _hparams(expression: str, index: int, setting: Protocol, settings: Settings) -> dict[str, Any]:
     """Every hyper-parameter of one configuration: drawn, then the protocol's, then the user's."""
     given: dict[str, Any] = dict(trial(compose(expression), index, expression))
     for part in parts_of(expression):
-        stated = protocol.overrides.get(part, {}) if index == 0 else {}
+        stated = setting.overrides.get(part, {}) if index == 0 else {}
         given |= {**stated, **settings.methods.get(part, {})}
     return resolve(compose(expression), given, expression)
 
 
-def _partition_for(
-    expression: str, protocol: Protocol, training: Training, dataset: Dataset
-) -> str:
+def _partition_for(expression: str, setting: Protocol, dataset: Dataset) -> str:
     """The partition a method runs on: the protocol's, or pooled for a centralised method."""
     if compose(expression).info.centralised:
         return canonical_partition("pooled")
-    clients = make_partition(protocol.partition).client_count(len(dataset.domains) - 1)
-    wanted = training.clients_per_round
+    clients = make_partition(setting.partition).client_count(len(dataset.domains) - 1)
+    wanted = setting.training.clients_per_round
     if wanted is not None and wanted > clients:
         raise UserError(
-            f"training.clients_per_round={wanted}, but partition {protocol.partition} of "
+            f"training.clients_per_round={wanted}, but partition {setting.partition} of "
             f"{dataset.name} makes {clients} clients; choose at most {clients}"
         )
-    return canonical_partition(protocol.partition)
+    return canonical_partition(setting.partition)
 
 
-def _check_used(settings: Settings, expressions: Sequence[str]) -> None:
-    used = {part for expression in expressions for part in parts_of(expression)}
-    for name in settings.methods:
-        if name not in used:
-            raise UserError(f"--set {name}.…: no planned run uses {name!r}; add it to --methods")
+def _check_setting(setting: Protocol) -> None:
+    if not setting.seeds:
+        raise UserError("no seeds: name at least one, e.g. --seeds 0")
+    if setting.test_part not in TEST_PARTS:
+        raise unknown("test part", setting.test_part, TEST_PARTS)
+    transforms[setting.transform]
+    check_image_size(setting.backbone, setting.image_size)
 
 
 def _check_targets(kinds: Sequence[Dataset], targets: Sequence[str]) -> None:

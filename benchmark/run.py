@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_plan_options(parser)
     add_place_options(parser)
     options = parser.parse_args(arguments)
-    specs, _ = plan_from(options)
+    specs = plan_from(options).specs
     if len(specs) != 1:
         raise UserError(
             f"these flags describe {len(specs)} runs; narrow them to one with --methods, --targets "

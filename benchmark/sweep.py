@@ -38,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: all cores")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and do nothing")
     options = parser.parse_args(arguments)
-    specs, unfit = plan_from(options)
-    for note in unfit:
+    planned = plan_from(options)
+    specs = planned.specs
+    for note in planned.left_out:
         print(f"left out: {note}", file=sys.stderr)
     places = place_from(options)
     workers = worker_count(options.workers, places)

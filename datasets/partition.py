@@ -1,7 +1,12 @@
 """How source domains are divided among clients; registered like methods.
 
 A client's data is a `Shard`: numbers of domains and rows, never copies of images. Every partition
-covers each source sample exactly once and never sees the target domain.
+covers each source sample exactly once and never sees the target domain. Validation rows are divided
+by the same rule, and where a rule draws shares by the same shares, as training rows.
+
+Here: the frame, and the three rules without shares. More in `partitions_mixed.py` (several domains
+on a client) and `partitions_dirichlet.py` (random shares). To see what a rule does with a dataset:
+`python -m datasets.partition PACS --partition dirichlet_label:alpha=0.1 --target photo`.
 """
 
 from __future__ import annotations
@@ -31,6 +36,9 @@ class Shard:
     @classmethod
     def of(cls, domain: int, rows: np.ndarray) -> Shard:
         return cls(np.full(len(rows), domain, dtype=np.int16), np.asarray(rows, dtype=np.int64))
+
+    def take(self, positions: np.ndarray) -> Shard:
+        return Shard(self.domains[positions], self.rows[positions])
 
     @classmethod
     def join(cls, shards: Sequence[Shard]) -> Shard:
@@ -93,12 +101,17 @@ def canonical_partition(expression: str) -> str:
 
 
 def divide(expression: str, sources: Sequence[Source], seed: int) -> list[ClientShards]:
-    """The clients of one run, by derived randomness only."""
+    """The clients of one run, by derived randomness only; spelling and order of the settings do
+    not matter."""
+    expression = canonical_partition(expression)
     rng = np.random.default_rng(seed_for(seed, "partition", expression))
     clients = make_partition(expression).divide(sources, rng)
     for client in clients:
         if len(client.train) == 0:
-            raise UserError(f"partition {expression} leaves client {client.name} without samples")
+            raise UserError(
+                f"partition {expression} leaves client {client.name} without training samples; "
+                "choose fewer clients"
+            )
     return clients
 
 
@@ -137,7 +150,11 @@ class SingleDomain(Partition):
 
 @register("single_domain_k")
 class SingleDomainK(Partition):
-    """Each source domain cut into equal parts, one client each (StableFDG: 10 per domain)."""
+    """Each source domain cut into equal parts, one client each.
+
+    StableFDG's single-domain setting: 30 clients in all, so 10 per domain with three sources and 6
+    with DomainNet's five. FedFD-A's cross-silo setting with iid labels is the same rule.
+    """
 
     clients: int = hp(10, doc="clients per domain", low=1)
 
@@ -173,3 +190,11 @@ class Pooled(Partition):
 
     def client_count(self, source_count: int) -> int:
         return 1
+
+
+if __name__ == "__main__":
+    # This module runs twice then, as `__main__` and under its own name; only the one of that name
+    # is the registry that everything else registers into, so the work is done there.
+    from datasets.partition_report import main
+
+    main()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
+from benchmark.errors import UserError
 from benchmark.hparams import format_expression, hp, parse_expression, resolve
 from benchmark.registry import Registry
 from benchmark.seeds import seed_for
@@ -18,6 +20,9 @@ Rows = np.ndarray
 
 class Split:
     """A rule that cuts the samples of one domain in two."""
+
+    needs_parts: ClassVar[bool] = False
+    """Whether it reads `DomainData.parts`; otherwise the number of samples is all it uses."""
 
     def cut(self, data: DomainData, index: int, seed: int) -> tuple[Rows, Rows]:
         """Rows of the training and of the validation part of the dataset's domain `index`."""
@@ -52,20 +57,24 @@ def seed_hash(*args: int) -> int:
 
 @register("domainbed")
 class DomainBedSplit(Split):
-    """DomainBed's seeded cut: shuffle by `seed_hash(seed, domain)`, first `fraction` validates."""
+    """DomainBed's seeded cut: shuffle by `seed_hash(seed, domain)`, first `fraction` validates.
+
+    Not stratified by class. The test domain is cut the same way, by its own number.
+    """
 
     fraction: float = hp(0.2, doc="share that validates", low=0, high=1)
 
     def cut(self, data: DomainData, index: int, seed: int) -> tuple[Rows, Rows]:
-        rows = list(range(len(data)))
+        # DomainBed shuffles a list; an array takes the same swaps and is several times faster.
+        rows = np.arange(len(data), dtype=np.int64)
         np.random.RandomState(seed_hash(seed, index)).shuffle(rows)
         held = int(len(data) * self.fraction)
-        return np.array(rows[held:], dtype=np.int64), np.array(rows[:held], dtype=np.int64)
+        return rows[held:], rows[:held]
 
 
 @register("random")
 class RandomSplit(Split):
-    """A plain random cut from this suite's own seed."""
+    """A plain random cut from this suite's own seed (gPerXAN: 0.1, Camelyon17 0.2; FedADG: 0.3)."""
 
     fraction: float = hp(0.1, doc="share that validates", low=0, high=1)
 
@@ -73,3 +82,23 @@ class RandomSplit(Split):
         rows = np.random.default_rng(seed_for(seed, "split", index)).permutation(len(data))
         held = int(len(data) * self.fraction)
         return rows[held:], rows[:held]
+
+
+@register("official")
+class OfficialSplit(Split):
+    """The lists published with the dataset, as Dassl and so StableFDG read them; no randomness.
+
+    Where the authors also published a test list, the sources' test samples are in neither part.
+    """
+
+    needs_parts: ClassVar[bool] = True
+
+    def cut(self, data: DomainData, index: int, seed: int) -> tuple[Rows, Rows]:
+        missing = [part for part in ("train", "val") if part not in data.parts]
+        if missing:
+            raise UserError(
+                f"split official: domain {index} of this dataset comes without a published "
+                f"{' and '.join(missing)} list; choose the split domainbed or random"
+            )
+        train, val = (np.asarray(data.parts[part], dtype=np.int64) for part in ("train", "val"))
+        return train, val

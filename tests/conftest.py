@@ -34,7 +34,7 @@ def toy_protocol(**changes) -> Protocol:
 
 def toy_spec(method: str = "fedavg", target: str = "grey", **changes) -> RunSpec:
     """One run on the toy data; `changes` are fields of the protocol."""
-    return plan(toy_protocol(**changes), [method], targets=[target])[0]
+    return plan(toy_protocol(**changes), [method], targets=[target]).specs[0]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from leaderboard.select import select
 
 @pytest.mark.parametrize("target", ["handwritten", "blended", "print", "street"])
 def test_fedavg_does_far_better_than_chance_and_far_worse_than_at_home(target, store, tmp_path):
-    (spec,) = plan(protocols["demo"], ["fedavg"], targets=[target])
+    (spec,) = plan(protocols["demo"], ["fedavg"], targets=[target]).specs
     result = execute(spec, store, Place(data=tmp_path))
     (row,) = select(Collection([result], [], {}, {}).frame()).itertuples()
     assert row.test > 0.25, "barely better than the 0.1 of guessing"

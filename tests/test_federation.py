@@ -13,6 +13,7 @@ from benchmark.federation import rounds, sample, visit
 from benchmark.method import Method
 from benchmark.seeds import seed_for
 from benchmark.state import copy_of
+from datasets.partition import Shard
 from datasets.samples import batch_order
 from tests.conftest import TRAINING, toy_spec
 
@@ -90,10 +91,10 @@ def test_weights_are_normalised_over_the_rounds_clients(federation):
     ours = federation(toy_spec())
     two = ours.clients[:2]
     assert sum(ours.method.weigh(ours.server, two)) == 1
-    ours.clients[0].train.shard.rows.resize(13, refcheck=False)
+    ours.clients[0].train.shard = Shard.of(0, np.arange(13))
     assert ours.method.weigh(ours.server, two) == [13 / 52, 39 / 52]
     uniform = federation(toy_spec(training=TRAINING.changed({"weights": "uniform"})))
-    uniform.clients[0].train.shard.rows.resize(13, refcheck=False)
+    uniform.clients[0].train.shard = Shard.of(0, np.arange(13))
     assert uniform.method.weigh(uniform.server, uniform.clients) == [1 / 3] * 3
 
 

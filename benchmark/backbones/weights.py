@@ -46,6 +46,13 @@ def describe_weights(name: str, weights: str | None, pretrained: str) -> str:
         return "none"
     if pretrained == "imagenet":
         return _imagenet(name, weights)
+    return pretrained_name(pretrained)
+
+
+def pretrained_name(pretrained: str) -> str:
+    """How a spec names its weights: `none`, `imagenet`, or a file by name and content, not path."""
+    if pretrained in ("none", "imagenet"):
+        return pretrained
     with _existing(pretrained).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return f"{Path(pretrained).name} sha256:{digest[:16]}"
