@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -107,7 +108,7 @@ def plan(
     if trials < 1:
         raise UserError(f"--trials {trials}: at least 1")
     kinds = [open_dataset(name) for name in datasets or protocol.datasets]
-    _check_targets(kinds, targets)
+    held_out = _targets(kinds, targets)
     specs: dict[str, RunSpec] = {}
     left_out: list[str] = []
     used: set[str] = set()
@@ -118,7 +119,7 @@ def plan(
         expressions, unfit = expand_methods(patterns, setting.backbone)
         left_out += unfit
         used |= {part for expression in expressions for part in parts_of(expression)}
-        domains = [d for d in dataset.domains if "all" in targets or d in targets]
+        domains = held_out[dataset.name]
         for spec in _specs(setting, dataset, expressions, domains, trials, settings):
             specs[spec.id] = spec  # trials of a method without a space coincide
     for name in settings.methods:
@@ -216,10 +217,19 @@ def _check_setting(setting: Protocol) -> None:
     check_image_size(setting.backbone, setting.image_size)
 
 
-def _check_targets(kinds: Sequence[Dataset], targets: Sequence[str]) -> None:
-    everywhere = [domain for dataset in kinds for domain in dataset.domains]
-    for target in targets:
-        if target != "all" and target not in everywhere:
-            raise unknown(
-                f"target domain of {', '.join(d.name for d in kinds)}", target, everywhere
-            )
+def _targets(kinds: Sequence[Dataset], names: Sequence[str]) -> dict[str, list[str]]:
+    """The domains to hold out of each dataset; a letter or any usual spelling will do."""
+    if "all" in names:
+        return {dataset.name: list(dataset.domains) for dataset in kinds}
+    chosen: dict[str, list[str]] = {dataset.name: [] for dataset in kinds}
+    for name in names:
+        found = {}
+        for dataset in kinds:
+            with contextlib.suppress(UserError):
+                found[dataset.name] = dataset.find_domain(name)
+        if not found:
+            everywhere = [domain for dataset in kinds for domain in dataset.domains]
+            raise unknown(f"target domain of {', '.join(chosen)}", name, everywhere)
+        for dataset, domain in found.items():
+            chosen[dataset].append(domain)
+    return {dataset: list(dict.fromkeys(domains)) for dataset, domains in chosen.items()}

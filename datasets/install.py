@@ -67,23 +67,27 @@ def home_or_default(dataset: FolderDataset, root: Path) -> Path:
 def install_archive(dataset: FolderDataset, archive: Path, root: Path) -> str:
     """Unpack beside the target and rename, so that a half unpacked dataset is never seen."""
     target = home_or_default(dataset, root)
+    fresh = not target.exists()
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".unpacking-") as name:
         folder = Path(name) / "unpacked"
         unpack(archive, folder)
-        moved = move_into(home_in(dataset, folder, archive), target)
+        home = home_in(dataset, folder, archive)
+        if fresh and home.name in INSIDE and home != folder:
+            home = home.parent  # lists may lie beside the images
+        moved = move_into(home, target)
     if not moved:
         return f"{target} has all that {archive.name} holds already"
     return f"unpacked {archive.name} into {target}"
 
 
 def home_in(dataset: FolderDataset, folder: Path, source: Path) -> Path:
-    """The folder in an unpacked archive that becomes the dataset's own, lists and all."""
+    """The folder in an unpacked archive that holds the domains."""
     level = [folder]
     for _ in range(4):
         for place in level:
             if dataset.is_home(place):
-                return place.parent if place.name in INSIDE and place != folder else place
+                return place
         level = [child for place in level for child in subfolders(place)]
     wanted = ", ".join(dataset.domains)
     raise UserError(f"{source} holds no {dataset.name}: found none of the folders {wanted}")
@@ -111,6 +115,7 @@ def move_into(source: Path, target: Path) -> list[str]:
 def link_folder(dataset: FolderDataset, folder: Path, root: Path) -> str:
     """Have the root point to a folder that is elsewhere; nothing is copied."""
     home = home_in(dataset, folder, folder)
+    home = home.parent if home.name in INSIDE and home != folder else home
     target = root / dataset.folders[0]
     if target.exists() or target.is_symlink():
         if target.resolve() == home.resolve():

@@ -159,7 +159,12 @@ def assemble(partial: Path, target: Path, count: int, shape: tuple[int, int]) ->
 
 
 def remove_leftovers(target: Path) -> None:
-    """Unfinished decodings of files that have changed since."""
+    """What killed processes left: half a file, decodings of sources that have changed since.
+
+    A process that is still busy with one of them finds it gone and looks for `target` again.
+    """
+    for half in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        half.unlink(missing_ok=True)
     domain, digest, kind = target.name.rsplit("-", 2)
     for folder in target.parent.glob(f".{glob.escape(domain)}-*-{kind}.partial"):
         other = folder.name.removesuffix(".partial").rsplit("-", 2)

@@ -180,8 +180,8 @@ def report(dataset: FolderDataset, states: Sequence[State], root: Path) -> str:
     ]
     head = (dataset.name, "found", "expected", "state")
     lines = [tabulate(rows, head, "simple", disable_numparse=True), ""]
-    if len(found := {tuple(state.offending) for state in states}) == 1:  # nothing there at all
-        lines += found.pop()
+    if all(state.listing is None for state in states):  # nothing is there: say it once
+        lines += dict.fromkeys(text for state in states for text in state.offending)
     else:
         lines += [line for state in states for line in offences(state)]
     words = {state.problem for state in states}

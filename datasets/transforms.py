@@ -39,9 +39,9 @@ class Transform:
         """The side at which images of varying size are stored.
 
         The network's own size, for the crop recipes too: evaluation then sees exactly what a
-        direct resize of the file gives. Storing 256 for 224 would change evaluation images (about
-        40 dB from the direct resize) and gain training crops, of 70 % to 100 % of the area, only
-        1 dB (36.4 against 35.6 dB from crops of the file), for 31 % more bytes.
+        direct resize of the file gives. Measured on photographs of 640 × 427: storing 256 for 224
+        puts evaluation images 40 dB from the direct resize, and brings training crops of 70 % to
+        100 % only from 35.6 to 36.4 dB of crops of the file, for 31 % more bytes.
         """
         return self.size
 

@@ -255,8 +255,10 @@ def test_leftovers_of_changed_sources_are_removed(home, tmp_path):
     old, other = tmp_path / ".a-1-native.npy.partial", tmp_path / ".a-b-1-native.npy.partial"
     old.mkdir()
     other.mkdir()
+    half = tmp_path / ".a-0-native.npy.123.tmp"
+    half.write_bytes(b"of a killed process")
     build(listing, tmp_path / "a-0-native.npy", (8, 8), resize=False)
-    assert not old.exists() and other.exists()
+    assert not old.exists() and not half.exists() and other.exists()
 
 
 COMPANION = """

@@ -349,6 +349,30 @@ def test_draws_are_per_sample_and_come_from_the_generator_alone(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
+def test_nothing_is_left_on_the_cpu_when_images_are_elsewhere(name):
+    """The meta device has no values, but refuses to mix with the CPU as a GPU does."""
+    transform = transforms[name](24, device="meta")
+    images = pictures(6, 30, 26).to("meta")
+    for batch in (transform.train(images, generator()), transform.evaluate(images)):
+        assert batch.device.type == "meta" and batch.shape == (6, 3, 24, 24)
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_whole_batches_give_what_single_images_give():
+    """The way of other devices, taken on the CPU: matrix products, colours of all samples."""
+    images, flipped = pictures(12, 30, 26), torch.arange(12) % 2 == 0
+    boxes = augment.draw_crops(generator(1), 12, 30, 26, (0.7, 1.0))
+    colours = augment.ColourJitter.of(0.3, hue=0.3).draw(generator(2), 12)
+    whole = augment.adjust_colours(augment.resample(images, boxes, flipped, 24), colours)
+    for k in range(12):
+        part = slice(k, k + 1)
+        single = augment.crop_and_resize(images[part], boxes[part], flipped[part], 24)
+        difference = (augment.adjust_colours(single, colours.part(part)) - whole[part]).abs()
+        # one level before the colours can be a few after: near grey, hue turns far
+        assert difference.mean() < 0.5 and difference.max() < 8
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_an_empty_batch_stays_empty(name):
     assert transforms[name](24).train(pictures(2, 24, 24)[:0], generator()).shape == (0, 3, 24, 24)
 
