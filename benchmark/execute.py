@@ -13,7 +13,7 @@ import subprocess
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,16 @@ class Place:
         if self.weights is None or pretrained_name(self.weights) != name:
             raise UserError(f"this run starts from {name}; pass that file with --pretrained PATH")
         return self.weights
+
+
+def preflight(specs: Iterable[RunSpec], place: Place) -> None:
+    """Find out now what would make every run fail: absent data, unobtainable weights. Weights are
+    fetched here once, not by every worker."""
+    for name in dict.fromkeys(spec.dataset for spec in specs):
+        open_dataset(name).check_present(place.data)
+    for backbone, pretrained in dict.fromkeys((s.backbone, s.pretrained) for s in specs):
+        if pretrained != "none":
+            make_backbone(backbone, 2, place.pretrained(pretrained))
 
 
 @dataclasses.dataclass

@@ -74,7 +74,8 @@ def describe(kind: str, name: str) -> str:
         lines += [inspect.getdoc(thing) or "", "", f"domains: {', '.join(thing.domains)}"]
         lines += [f"classes: {', '.join(thing.classes)}", thing.citation, thing.licence]
     elif kind == "protocols":
-        lines += [thing.doc, "", *(f"{key} = {value}" for key, value in vars(thing).items())]
+        rest = {key: value for key, value in vars(thing).items() if key != "doc"}
+        lines += [thing.doc, "", *(f"{key} = {value}" for key, value in rest.items())]
     else:
         lines += [_doc(thing)]
     if inspect.isclass(thing) and hasattr(thing, "__dataclass_fields__"):

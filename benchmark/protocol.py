@@ -87,6 +87,8 @@ class Plan:
 
     specs: list[RunSpec]
     left_out: list[str]
+    selection: str
+    """The protocol's rule for choosing a round."""
 
 
 def plan(
@@ -125,7 +127,7 @@ def plan(
     for name in settings.methods:
         if name not in used:
             raise UserError(f"--set {name}.…: no planned run uses {name!r}; add it to --methods")
-    return Plan(list(specs.values()), list(dict.fromkeys(left_out)))
+    return Plan(list(specs.values()), list(dict.fromkeys(left_out)), protocol.selection)
 
 
 def _specs(

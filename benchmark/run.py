@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from benchmark.arguments import add_place_options, add_plan_options, place_from, plan_from
 from benchmark.errors import ArgumentParser, UserError, command_line
-from benchmark.execute import attempt
+from benchmark.execute import attempt, preflight
 from benchmark.results import Result, ResultStore
 
 
@@ -31,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = ResultStore(options.out)
     store.check_writable()
     spec = specs[0]
+    place = place_from(options)[0]
+    preflight([spec], place)
     with tqdm(total=spec.training.rounds, unit="round", disable=None) as bar:
-        failure = attempt(
-            spec, store, place_from(options)[0], on_round=lambda done: bar.update(done - bar.n)
-        )
+        failure = attempt(spec, store, place, on_round=lambda done: bar.update(done - bar.n))
     if failure is not None:
         print(f"failed: {spec}: {failure}", file=sys.stderr)
         return 1

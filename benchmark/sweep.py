@@ -21,7 +21,7 @@ from benchmark.arguments import (
 )
 from benchmark.errors import ArgumentParser, command_line
 from benchmark.estimate import duration, estimate
-from benchmark.execute import Place
+from benchmark.execute import Place, preflight
 from benchmark.launch import launch
 from benchmark.results import Collection, ResultStore
 from benchmark.spec import RunSpec
@@ -53,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = {result.spec for result in found.results}
     todo = [spec for spec in specs if spec not in done]
     if todo:
+        preflight(todo, places[0])
         carry_out(todo, len(done), store, places, workers, options.plugin)
-    return report(specs, store)
+    return report(specs, store, planned.selection)
 
 
 def carry_out(
@@ -94,14 +95,14 @@ def carry_out(
     print(f"took {duration(time.monotonic() - began)}", file=sys.stderr)
 
 
-def report(specs: Sequence[RunSpec], store: ResultStore) -> int:
+def report(specs: Sequence[RunSpec], store: ResultStore, selection: str) -> int:
     """The table of these runs, where everything is, and what went wrong; the exit code."""
     from leaderboard.tables import write_tables
 
     found = store.collect(specs)
     if found.results:
         print()
-        for text in (tables := write_tables(found, store.root)).terminal:
+        for text in (tables := write_tables(found, store.root, selection)).terminal:
             print(text + "\n")
         print(f"results: {len(found.results)} of {len(specs)} runs in {store.root}/")
         for path in tables.paths:

@@ -57,6 +57,9 @@ class Dataset:
         """The labels alone; datasets of image files decode none for it."""
         return self.load(domain, root, 32).labels
 
+    def check_present(self, root: Path) -> None:
+        """Raise unless the dataset is there, saying how to get it; quick, nothing is read."""
+
     def check_domain(self, domain: str) -> None:
         if domain not in self.domains:
             raise unknown(f"domain of {self.name}", domain, self.domains)

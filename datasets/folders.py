@@ -44,6 +44,9 @@ class FolderDataset(Dataset):
         images = decoded(listing, place, size, self.all_listings(root))
         return DomainData(images, listing.labels, listing.parts)
 
+    def check_present(self, root: Path) -> None:
+        self.find_home(Path(root))
+
     def labels(self, domain: str, root: Path) -> np.ndarray:
         return self.checked_listing(domain, Path(root)).labels
 

@@ -218,9 +218,9 @@ class Written:
     paths: list[Path]
 
 
-def write_tables(found: Collection, folder: Path) -> Written:
+def write_tables(found: Collection, folder: Path, selection: str) -> Written:
     """The tables of a sweep as `table.md` and `table.tex`."""
-    tables = make_tables(found)
+    tables = make_tables(found, selection)
     paths = []
     for name, render in (("table.md", markdown), ("table.tex", latex)):
         text = "\n\n".join(render(table) for table in tables) + "\n"

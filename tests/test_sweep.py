@@ -109,6 +109,12 @@ BAD = {
     "no device": (["--device", "tpu"], "write auto, cpu, cuda or cuda:0,1"),
     "no such gpu": (["--device", "cuda:7"], "this machine has no such GPU"),
     "no plugin": (["--plugin", "/nowhere.py"], "does not exist"),
+    "absent data": (
+        ["--protocol", "fedfd", "--datasets", "PACS", "--data", "/nowhere"],
+        "PACS is not in /nowhere",
+    ),
+    "absent weights": (["--pretrained", "/nowhere.pth"], "no such file"),
+    "no imagenet weights": (["--pretrained", "imagenet"], "cnn_tiny_bn has no ImageNet weights"),
     "unwritable": (["--out", "/proc/runs"], "cannot write to --out '/proc/runs'"),
 }
 
