@@ -48,6 +48,8 @@ class Info:
     shares: tuple[str, ...] = ()
     """Kinds of messages that leave a client besides weights."""
     needs_batchnorm: bool = False
+    needs_fresh_sgd: bool = False
+    """Reads gradients off the way a client went: SGD, without state from earlier rounds."""
     centralised: bool = False
     """Sees all source data in one place, so it runs on the pooled partition."""
 
@@ -155,7 +157,8 @@ class Method:
         return [size / sum(sizes) for size in sizes]
 
     def aggregate(self, server: Server, updates: Iterable[Update]) -> None:
-        """The new global state from a stream of updates, each made when it is asked for."""
+        """The new global state from a stream of updates, each made when it is asked for: clients
+        train while this runs, one after the other, so gradients must not be switched off here."""
         total = WeightedSum()
         for update in updates:
             total.add(update.state, update.weight)
@@ -209,6 +212,7 @@ def compose(expression: str) -> type[Method]:
         label=" + ".join(part.info.label for part in parts),
         shares=tuple(dict.fromkeys(kind for part in parts for kind in part.info.shares)),
         needs_batchnorm=any(part.info.needs_batchnorm for part in parts),
+        needs_fresh_sgd=any(part.info.needs_fresh_sgd for part in parts),
         centralised=any(part.info.centralised for part in parts),
     )
     return cls

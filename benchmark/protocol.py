@@ -118,7 +118,7 @@ def plan(
         given = {**(changes or {}), "training": settings.training}
         setting = protocol.on(dataset.name, given)
         _check_setting(setting)
-        expressions, unfit = expand_methods(patterns, setting.backbone)
+        expressions, unfit = expand_methods(patterns, setting)
         left_out += unfit
         used |= {part for expression in expressions for part in parts_of(expression)}
         domains = held_out[dataset.name]
@@ -162,14 +162,14 @@ def _specs(
                     )
 
 
-def expand_methods(patterns: Sequence[str], backbone: str) -> tuple[list[str], list[str]]:
-    """Method expressions for names, patterns, compositions and `all`; and, for patterns, those that
-    the backbone cannot carry. A method asked for by name must fit."""
+def expand_methods(patterns: Sequence[str], setting: Protocol) -> tuple[list[str], list[str]]:
+    """Method expressions for names, patterns, compositions and `all`; and why some that a pattern
+    means are left out. A method asked for by name must fit the setting."""
     chosen: list[str] = []
     unfit: list[str] = []
     for pattern in patterns:
         for expression in [pattern] if "+" in pattern else methods.match(pattern):
-            problem = misfit(compose(expression), backbone)
+            problem = misfit(compose(expression), setting)
             if problem is None:
                 chosen.append(compose(expression).name)
             elif expression == pattern:
@@ -179,11 +179,16 @@ def expand_methods(patterns: Sequence[str], backbone: str) -> tuple[list[str], l
     return list(dict.fromkeys(chosen)), unfit
 
 
-def misfit(method: type[Method], backbone: str) -> str | None:
-    """Why a method cannot run on a backbone, or None."""
+def misfit(method: type[Method], setting: Protocol) -> str | None:
+    """Why a method cannot run in a setting, or None."""
+    backbone, training = setting.backbone, setting.training
     if method.info.needs_batchnorm and not backbones[backbone].batchnorm:
         choice = {"cnn_digitsdg": "cnn_small_bn", "alexnet": "alexnet_bn"}.get(backbone, "resnet18")
         return f"{method.name} needs batch normalisation; {backbone} has none; choose {choice}"
+    if method.info.needs_fresh_sgd and training.keep_optimizer:
+        return f"{method.name} needs a fresh optimiser: set training.keep_optimizer=false"
+    if method.info.needs_fresh_sgd and training.optimizer != "sgd":
+        return f"{method.name} needs SGD: set training.optimizer=sgd"
     return None
 
 

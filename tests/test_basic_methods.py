@@ -171,11 +171,12 @@ def test_a_method_that_needs_batchnorm_says_so_on_a_net_without():
     from benchmark.protocol import expand_methods
     from tests.conftest import toy_protocol
 
+    bare = toy_protocol(backbone="cnn_digitsdg")
     message = "fedbn needs batch normalisation; cnn_digitsdg has none; choose cnn_small_bn"
     with pytest.raises(UserError, match=message):
-        expand_methods(["fedbn"], "cnn_digitsdg")
-    chosen, left_out = expand_methods(["fed*"], "cnn_digitsdg")
+        expand_methods(["fedbn"], bare)
+    chosen, left_out = expand_methods(["fed*"], bare)
     assert "fedavg" in chosen
     assert "fedbn" not in chosen
     assert message in left_out
-    assert plan(toy_protocol(backbone="cnn_digitsdg"), ["fed*"]).left_out == left_out
+    assert plan(bare, ["fed*"]).left_out == left_out
