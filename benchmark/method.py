@@ -48,6 +48,8 @@ class Info:
     shares: tuple[str, ...] = ()
     """Kinds of messages that leave a client besides weights."""
     needs_batchnorm: bool = False
+    needs_tokens: bool = False
+    """Works on the tokens of a transformer."""
     needs_fresh_sgd: bool = False
     """Reads gradients off the way a client went: SGD, without state from earlier rounds."""
     centralised: bool = False
@@ -212,6 +214,7 @@ def compose(expression: str) -> type[Method]:
         label=" + ".join(part.info.label for part in parts),
         shares=tuple(dict.fromkeys(kind for part in parts for kind in part.info.shares)),
         needs_batchnorm=any(part.info.needs_batchnorm for part in parts),
+        needs_tokens=any(part.info.needs_tokens for part in parts),
         needs_fresh_sgd=any(part.info.needs_fresh_sgd for part in parts),
         centralised=any(part.info.centralised for part in parts),
     )

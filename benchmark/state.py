@@ -74,6 +74,8 @@ class WeightedSum:
     @torch.no_grad()
     def add(self, state: Mapping[str, torch.Tensor], weight: float) -> None:
         floats = {key: value for key, value in state.items() if value.is_floating_point()}
+        if not state:
+            return
         if not self._floats and not self._integers:
             self._integers = copy_of(state, state.keys() - floats.keys())
             self._floats = dict(

@@ -396,7 +396,8 @@ def test_modules_after_one_stage_run_in_order_and_survive_a_copy():
 
 
 def test_an_unknown_stage_is_refused_with_the_ones_there_are():
-    with pytest.raises(UserError, match=r"unknown stage of ResNet 'layer5', .*Valid: features, layer1"):
+    message = r"unknown stage of ResNet 'layer5', .*Valid: features, layer1"
+    with pytest.raises(UserError, match=message):
         on_meta("resnet18", 5).insert("layer5", nn.Identity())
 
 

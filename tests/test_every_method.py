@@ -19,6 +19,11 @@ from benchmark.seeds import seed_for
 from tests.conftest import TOY, TRAINING, toy_spec
 
 
+def fitting(name: str) -> dict:
+    """A network that the method can work on."""
+    return {"backbone": "vit_tiny32"} if compose(name).info.needs_tokens else {}
+
+
 def partial(name: str) -> dict:
     """Three of six clients a round, optimisers carried over where the method allows it."""
     kept = not compose(name).info.needs_fresh_sgd
@@ -50,7 +55,7 @@ def test_it_says_what_it_is(name):
 
 @every_method
 def test_it_trains_with_a_finite_loss_and_predicts_every_class(name, federation):
-    ours = federation(toy_spec(name))
+    ours = federation(toy_spec(name, **fitting(name)))
     before = {key: value.clone() for key, value in ours.server.state.items()}
     for round in rounds(ours.method, ours.server, ours.clients):
         assert 0 <= round.loss < 100
@@ -82,7 +87,7 @@ def _work(spec, root: Path, place: Place, sender) -> None:
 @every_method
 @pytest.mark.parametrize("participation", ["full", "partial"])
 def test_killed_at_any_moment_it_ends_with_the_same_bits(name, participation, tmp_path):
-    spec = toy_spec(name, **partial(name) if participation == "partial" else {})
+    spec = toy_spec(name, **fitting(name), **partial(name) if participation == "partial" else {})
     place = Place(data=tmp_path / "data", checkpoint_seconds=0.0)
     whole = execute(spec, ResultStore(tmp_path / "whole"), place)
     store = ResultStore(tmp_path / "killed")
@@ -106,7 +111,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(name, participation, tm
 
 
 def test_one_worker_or_two_give_the_same_bits(tmp_path):
-    specs = [toy_spec(name) for name in methods]
+    specs = [toy_spec(name, **fitting(name)) for name in methods]
     place = Place(data=tmp_path / "data")
     outcomes = []
     for workers in (1, 2):

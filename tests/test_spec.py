@@ -4,11 +4,11 @@ import dataclasses
 import json
 
 import pytest
-from tests.conftest import TRAINING, toy_spec
 
 from benchmark.errors import UserError
 from benchmark.seeds import seed_for
 from benchmark.spec import RunSpec, Training
+from tests.conftest import TRAINING, toy_spec
 
 
 def test_the_id_is_a_function_of_the_content():

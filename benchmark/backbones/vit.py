@@ -1,10 +1,10 @@
-"""torchvision's Vision Transformer.
+"""torchvision's Vision Transformer: ViT-B/16 (`vit_b16`) and a tiny one (`vit_tiny32`).
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021. Keys and numbers are torchvision's.
-A module put after a stage sees the tokens, (B, 197, 768), the class token first. Stage `embedding`
-ends after the position embedding and before the encoder's dropout, which is where DoPrompt adds its
-prompts; more tokens may leave it than came. Images must have the size that the position embedding
-is made for; it is not interpolated.
+A module put after a stage sees the tokens, (B, 197, 768) of ViT-B/16, the class token first. Stage
+`embedding` ends after the position embedding and before the encoder's dropout, which is where
+DoPrompt adds its prompts; more tokens may leave it than came. Images must have the size that the
+position embedding is made for; it is not interpolated.
 """
 
 from __future__ import annotations
@@ -47,3 +47,21 @@ class VisionTransformer(Backbone):
 def vit_b16(classes: int) -> Backbone:
     """torchvision's ViT-B/16 for 224×224 images: 85,798,656 parameters without the head."""
     return VisionTransformer(torchvision_network("vit_b_16", classes))
+
+
+@register("vit_tiny32", batchnorm=False)
+def vit_tiny32(classes: int) -> Backbone:
+    """A tiny one for demonstrations and tests: 32×32 images, 16 patches, two layers of width 32."""
+    from torchvision.models import VisionTransformer as Network
+
+    return VisionTransformer(
+        Network(
+            image_size=32,
+            patch_size=8,
+            num_layers=2,
+            num_heads=2,
+            hidden_dim=32,
+            mlp_dim=64,
+            num_classes=classes,
+        )
+    )
