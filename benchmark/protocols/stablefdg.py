@@ -62,7 +62,10 @@ protocols.register("stablefdg_multi")(
         doc="StableFDG, multi-domain: each domain spread over 30 clients by Dirichlet(0.5)",
         datasets=("PACS", "VLCS", "OfficeHome"),
         partition="dirichlet_domain:alpha=0.5",
-        by_dataset={"VLCS": BY_DATASET["VLCS"]},
+        by_dataset={
+            "VLCS": BY_DATASET["VLCS"],
+            "DomainNet": {**BY_DATASET["DomainNet"], "partition": "dirichlet_domain:alpha=0.5"},
+        },
         **COMMON,
     )
 )

@@ -33,7 +33,7 @@ PAPER = Paper(
         ("7", "FedAvg", ""): Reading("fedavg", part="val"),
         ("7", "FedADG", ""): Reading("fedadg", part="val"),
         **{
-            ("8", "FedADG", printed): Reading("fedadg", {"fedadg": {"fedadg_reference": ours}})
+            ("8", "FedADG", printed): Reading("fedadg", {"fedadg": {"adg_reference": ours}})
             for printed, ours in REFERENCES.items()
         },
     },

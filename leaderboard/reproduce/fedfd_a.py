@@ -27,7 +27,7 @@ METHODS = {
     "FedSR": Reading("fedsr"),
     "RandAug": Reading("randaug"),
     "Mixstyle": Reading("mixstyle"),
-    "SFA": Reading("sfa_a"),
+    "SFA": Reading("sfa_s"),
     "RandConv": Reading("randconv"),
     "L2D": Reading("l2d"),
     "JiGen": Reading("jigen"),

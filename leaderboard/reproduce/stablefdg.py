@@ -8,6 +8,9 @@ def ablation(**fields) -> Reading:
 
 
 BOTH = Reading("stablefdg")
+ONLY_STYLE = ablation(stablefdg_attention="off")
+ONLY_ATTENTION = ablation(stablefdg_styles=0, stablefdg_size=0.0, stablefdg_mix=False)
+EXPLORATION_ONLY = {"stablefdg_styles": 0, "stablefdg_mix": False, "stablefdg_attention": "off"}
 PAPER = Paper(
     settings={
         "single_domain_30": ("stablefdg", {}),
@@ -21,6 +24,7 @@ PAPER = Paper(
             {"partition": "pooled", "training": {"clients_per_round": None}},
         ),
     },
+    backbones={"resnet50": "resnet50"},
     methods={
         "FedAvg": Reading("fedavg"),
         "FedBN": Reading("fedbn"),
@@ -31,7 +35,36 @@ PAPER = Paper(
         "FedSR": Reading("fedsr"),
         "StableFDG": BOTH,
     },
-    variants={},
+    variants={
+        ("*", "StableFDG", "both"): BOTH,
+        ("*", "StableFDG", "only style"): ONLY_STYLE,
+        ("*", "StableFDG", "only attention"): ONLY_ATTENTION,
+        ("9", "StableFDG", "random style sharing"): BOTH,
+        ("9", "StableFDG", "largest-distance style sharing"): ablation(stablefdg_share="largest"),
+        ("10", "StableFDG", "no style sharing"): ablation(stablefdg_styles=0),
+        ("10", "StableFDG", "receive 1 style"): BOTH,
+        ("10", "StableFDG", "receive 3 styles"): ablation(stablefdg_styles=3),
+        ("11", "StableFDG", "style shifting: random B/2"): ablation(stablefdg_select="random"),
+        ("11", "StableFDG", "style shifting: k-means++ B/2"): BOTH,
+        ("12", "StableFDG", "style exploration only; random oversampling"): ablation(
+            stablefdg_oversample="random", **EXPLORATION_ONLY
+        ),
+        ("12", "StableFDG", "style exploration only; class-balanced oversampling"): ablation(
+            **EXPLORATION_ONLY
+        ),
+        **{
+            ("13", "StableFDG", f"p={p}"): ablation(stablefdg_p=p)
+            for p in (0.1, 0.3, 0.5, 0.7, 0.9)
+        },
+        ("14", "StableFDG", "style exploration at blocks 1-3"): BOTH,
+        ("14", "StableFDG", "style exploration at blocks 1-4"): ablation(stablefdg_stages=4),
+        ("15", "StableFDG", "self-attention alone"): ablation(stablefdg_attention="self"),
+        ("15", "StableFDG", "cross-attention alone"): ablation(stablefdg_attention="cross"),
+        ("15", "StableFDG", "self + cross attention"): BOTH,
+        ("16", "StableFDG", "attention-based learning only"): ONLY_ATTENTION,
+        ("17", "StableFDG", "without attention"): ONLY_STYLE,
+        ("17", "StableFDG", "with attention"): BOTH,
+    },
     unplanned={
         (
             "*",
