@@ -30,6 +30,16 @@ class Choice:
         return "{" + ", ".join(map(str, self.values)) + "}"
 
 
+class Stated(Choice):
+    """Values that a user may state, the first being the default; a search keeps to that one.
+
+    Readings of a paper, ablations and variants that need files are not for tuning.
+    """
+
+    def sample(self, rng: random.Random) -> Any:
+        return self.values[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """A real number between two others."""

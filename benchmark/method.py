@@ -203,6 +203,7 @@ def compose(expression: str) -> type[Method]:
         if names.count(name) > 1:
             raise UserError(f"{expression!r} names {name!r} twice")
     _refuse_shared_fields(expression, parts)
+    _refuse_shared_helpers(expression, parts)
     _refuse_silenced_hooks(expression, parts)
     try:
         cls = dataclasses.dataclass(frozen=True)(type("+".join(names), tuple(parts), {}))
@@ -231,6 +232,30 @@ def _refuse_shared_fields(expression: str, parts: Sequence[type[Method]]) -> Non
                     f"{expression!r}: {other.name} and {part.name} both have a hyper-parameter "
                     f"{field!r}, so they cannot be combined"
                 )
+
+
+def _refuse_shared_helpers(expression: str, parts: Sequence[type[Method]]) -> None:
+    """Two methods' own helpers of one name would be one in the composed class, and wrong in one."""
+    for left, right in itertools.combinations(parts, 2):
+        ours, theirs = _helpers(left), _helpers(right)
+        for name in sorted(ours.keys() & theirs.keys()):
+            one, other = ours[name], theirs[name]
+            if not issubclass(one, other) and not issubclass(other, one):
+                raise UserError(
+                    f"{expression!r}: {left.name} and {right.name} both have a helper {name!r}, "
+                    f"so they cannot be combined"
+                )
+
+
+def _helpers(cls: type[Method]) -> dict[str, type]:
+    """Names that a method adds to the hooks and fields, and the classes they are defined in."""
+    found: dict[str, type] = {}
+    known = {*vars(Method), "name", "info", *fields(cls)}
+    for base in cls.__mro__[: cls.__mro__.index(Method)]:
+        for name in vars(base).keys() - known:
+            if not name.startswith("__"):
+                found.setdefault(name, base)
+    return found
 
 
 def _refuse_silenced_hooks(expression: str, parts: Sequence[type[Method]]) -> None:

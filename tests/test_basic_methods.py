@@ -180,3 +180,33 @@ def test_a_method_that_needs_batchnorm_says_so_on_a_net_without():
     assert "fedbn" not in chosen
     assert message in left_out
     assert plan(bare, ["fed*"]).left_out == left_out
+
+
+def test_helpers_of_one_name_are_refused_not_mixed_up():
+    from benchmark.method import methods
+
+    meta = {"label": "x", "paper": "x", "venue": "x", "category": "federated"}
+
+    @register("test_one", **meta)
+    class One(Method):
+        def _bank(self):
+            return 1
+
+    @register("test_other", **meta)
+    class Other(Method):
+        def _bank(self):
+            return 2
+
+    @register("test_heir", **meta)
+    class Heir(One):
+        def _bank(self):
+            return 3
+
+    try:
+        with pytest.raises(UserError, match="test_one and test_other both have a helper '_bank'"):
+            compose("test_one+test_other")
+        assert compose("test_heir+fedprox")
+    finally:
+        for name in ("test_one", "test_other", "test_heir"):
+            del methods._entries[name]
+        compose.cache_clear()
