@@ -185,7 +185,7 @@ def misfit(method: type[Method], setting: Protocol) -> str | None:
     if method.info.needs_batchnorm and not backbones[backbone].batchnorm:
         choice = {"cnn_digitsdg": "cnn_small_bn", "alexnet": "alexnet_bn"}.get(backbone, "resnet18")
         return f"{method.name} needs batch normalisation; {backbone} has none; choose {choice}"
-    if method.info.needs_tokens and not backbone.startswith("vit"):
+    if method.info.needs_tokens and not backbones[backbone].tokens:
         return f"{method.name} works on the tokens of a transformer; choose --backbone vit_b16"
     if method.info.needs_fresh_sgd and training.keep_optimizer:
         return f"{method.name} needs a fresh optimiser: set training.keep_optimizer=false"

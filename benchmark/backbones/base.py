@@ -136,6 +136,8 @@ class BackboneEntry:
     make: Callable[[int], Backbone]
     batchnorm: bool
     doc: str
+    tokens: bool = False
+    """A transformer, whose stages hand on tokens."""
     weights: str | None = None
     """torchvision's name of the weights that `--pretrained imagenet` loads, if there are any."""
 
@@ -143,12 +145,14 @@ class BackboneEntry:
 backbones: Registry[BackboneEntry] = Registry("backbone", "benchmark.backbones")
 
 
-def register(name: str, *, batchnorm: bool, weights: str | None = None) -> Callable:
+def register(
+    name: str, *, batchnorm: bool, tokens: bool = False, weights: str | None = None
+) -> Callable:
     """Decorator of a function from the number of classes to a network."""
 
     def add(make: Callable[[int], Backbone]) -> Callable[[int], Backbone]:
         doc = inspect.getdoc(make) or ""
-        backbones.register(name)(BackboneEntry(make, batchnorm, doc, weights))
+        backbones.register(name)(BackboneEntry(make, batchnorm, doc, tokens, weights))
         return make
 
     return add

@@ -43,13 +43,13 @@ class VisionTransformer(Backbone):
         return self.encoder.ln(maps)[:, 0]
 
 
-@register("vit_b16", batchnorm=False, weights="ViT_B_16_Weights.IMAGENET1K_V1")
+@register("vit_b16", batchnorm=False, tokens=True, weights="ViT_B_16_Weights.IMAGENET1K_V1")
 def vit_b16(classes: int) -> Backbone:
     """torchvision's ViT-B/16 for 224×224 images: 85,798,656 parameters without the head."""
     return VisionTransformer(torchvision_network("vit_b_16", classes))
 
 
-@register("vit_tiny32", batchnorm=False)
+@register("vit_tiny32", batchnorm=False, tokens=True)
 def vit_tiny32(classes: int) -> Backbone:
     """A tiny one for demonstrations and tests: 32×32 images, 16 patches, two layers of width 32."""
     from torchvision.models import VisionTransformer as Network

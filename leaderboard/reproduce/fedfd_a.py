@@ -5,6 +5,12 @@ from leaderboard.reproduce.reading import Paper, Reading
 ON_SILOBN = Reading("fedfd_a+silobn", predictor="adapter")
 NO_CAL = {"fedfd_a": {"lambda1": 0.0, "lambda2": 0.0}}
 """The adapter alone: no diversified pass, plain cross-entropy."""
+PROMPT_RATES = {"doprompt_rate": 200.0, "doprompt_head_rate": 10.0, "doprompt_decay": 1e-5}
+PROMPTS = {
+    "overrides": {"doprompt": PROMPT_RATES, "fedfd_prompt": PROMPT_RATES},
+    "training": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 1e-2, "batch_size": 32},
+}
+"""The optimiser of DoPrompt's own run on PACS; the paper does not say what it used."""
 
 
 def diversified(low: float, high: float, adapter: bool) -> Reading:
@@ -35,8 +41,8 @@ METHODS = {
     "SelfReg": Reading("selfreg"),
     "FedFD": Reading("fedfd+silobn"),
     "FedFD-A": ON_SILOBN,
-    "DoPrompt": Reading("doprompt"),
-    "DoPrompt w/ GA": Reading("ga+doprompt"),
+    "DoPrompt": Reading("doprompt", **PROMPTS),
+    "DoPrompt w/ GA": Reading("ga+doprompt", **PROMPTS),
 }
 
 VARIANTS = {
@@ -80,7 +86,7 @@ VARIANTS = {
     ("4", "FedFD", "inference=BIN"): Reading("bin+fedfd+silobn"),
     ("4", "FedFD", "inference=IABN"): Reading("iabn+fedfd+silobn", predictor="iabn"),
     ("4", "FedFD", "inference=MixNorm"): Reading("mixnorm+fedfd+silobn", predictor="mixnorm"),
-    ("*", "FedFD-A", "base=DoPrompt;no prompt adapter"): Reading("fedfd_prompt"),
+    ("*", "FedFD-A", "base=DoPrompt;no prompt adapter"): Reading("fedfd_prompt", **PROMPTS),
     ("9", "FedFD-A", "u~U(0,1)"): diversified(0.0, 1.0, adapter=True),
     ("9", "FedFD-A", "u~U(0.0,0.5)"): diversified(0.0, 0.5, adapter=True),
     ("9", "FedFD-A", "u~U(0.5,1.0)"): diversified(0.5, 1.0, adapter=True),

@@ -9,7 +9,7 @@ def ablation(**fields) -> Reading:
 
 BOTH = Reading("stablefdg")
 ONLY_STYLE = ablation(stablefdg_attention="off")
-ONLY_ATTENTION = ablation(stablefdg_styles=0, stablefdg_size=0.0, stablefdg_mix=False)
+ONLY_ATTENTION = ablation(stablefdg_p=0.0)
 EXPLORATION_ONLY = {"stablefdg_styles": 0, "stablefdg_mix": False, "stablefdg_attention": "off"}
 PAPER = Paper(
     settings={
@@ -61,6 +61,9 @@ PAPER = Paper(
         ("15", "StableFDG", "self-attention alone"): ablation(stablefdg_attention="self"),
         ("15", "StableFDG", "cross-attention alone"): ablation(stablefdg_attention="cross"),
         ("15", "StableFDG", "self + cross attention"): BOTH,
+        ("16", "Baseline", "same model size; conv score map, no attention learning"): ablation(
+            stablefdg_p=0.0, stablefdg_attention="conv"
+        ),
         ("16", "StableFDG", "attention-based learning only"): ONLY_ATTENTION,
         ("17", "StableFDG", "without attention"): ONLY_STYLE,
         ("17", "StableFDG", "with attention"): BOTH,
@@ -71,6 +74,5 @@ PAPER = Paper(
             "DigitsDG",
             "FedBN",
         ): "the paper's digit network has no batch normalisation for FedBN to keep",
-        ("16", "*", "Baseline"): "a network of the same size without attention is not built",
     },
 )
