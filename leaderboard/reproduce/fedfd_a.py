@@ -72,8 +72,8 @@ VARIANTS = {
     ("3", "SiloBN", "(c1) aug=none;loss=CE;inference=instance_feature_adapter"): Reading(
         "fedfd_a+silobn", NO_CAL, predictor="adapter"
     ),
-    ("3", "FedFD", "(c2) inference=BIN"): Reading("bin+fedfd+silobn"),
-    ("3", "FedFD", "(c2) inference=DSON"): Reading("dson+fedfd+silobn"),
+    ("3", "FedFD", "(c2) inference=BIN"): Reading("fedfd+bin+silobn"),
+    ("3", "FedFD", "(c2) inference=DSON"): Reading("fedfd+dson+silobn"),
     ("3", "FedFD", "(c2) inference=IABN"): Reading("iabn+fedfd+silobn", predictor="iabn"),
     ("3", "FedFD", "(c2) inference=MixNorm"): Reading("mixnorm+fedfd+silobn", predictor="mixnorm"),
     ("3", "FedFD", "(c2) inference=random_alpha"): Reading(
@@ -83,7 +83,7 @@ VARIANTS = {
         "fixed_alpha+fedfd+silobn", predictor="fixed_alpha"
     ),
     ("3", "FedFD-A", "(c2) inference=instance_feature_adapter"): ON_SILOBN,
-    ("4", "FedFD", "inference=BIN"): Reading("bin+fedfd+silobn"),
+    ("4", "FedFD", "inference=BIN"): Reading("fedfd+bin+silobn"),
     ("4", "FedFD", "inference=IABN"): Reading("iabn+fedfd+silobn", predictor="iabn"),
     ("4", "FedFD", "inference=MixNorm"): Reading("mixnorm+fedfd+silobn", predictor="mixnorm"),
     ("*", "FedFD-A", "base=DoPrompt;no prompt adapter"): Reading("fedfd_prompt", **PROMPTS),
