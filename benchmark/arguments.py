@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmark.backbones.weights import pretrained_name
 from benchmark.errors import UserError
@@ -23,6 +24,13 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         default=["fedavg"],
         metavar="NAME",
         help="names, patterns (fed*), compositions (fedprox+silobn) or all",
+    )
+    group.add_argument(
+        "--reproduce",
+        nargs="+",
+        default=[],
+        metavar="PAPER/TABLE",
+        help="instead of --methods and --protocol: the runs of printed tables, e.g. fedfd_a/5",
     )
     group.add_argument("--protocol", default="demo", help="the setting to start from")
     group.add_argument("--datasets", nargs="+", metavar="NAME", help="instead of the protocol's")
@@ -96,6 +104,9 @@ def plan_from(options: argparse.Namespace) -> Plan:
         "test_part": options.test_part,
         "seeds": options.seeds and tuple(dict.fromkeys(options.seeds)),
     }
+    given = {key: value for key, value in changes.items() if value is not None}
+    if options.reproduce:
+        return _reproduction(options, given)
     return plan(
         protocols[options.protocol],
         options.methods,
@@ -103,8 +114,27 @@ def plan_from(options: argparse.Namespace) -> Plan:
         targets=options.targets,
         trials=options.trials,
         settings=Settings.parse(options.settings),
-        changes={key: value for key, value in changes.items() if value is not None},
+        changes=given,
     )
+
+
+def _reproduction(options: argparse.Namespace, changes: dict[str, Any]) -> Plan:
+    """The runs of printed tables, on the datasets and targets asked for."""
+    from leaderboard.reproduce.plans import lines_of
+
+    changes = {**changes, "training": Settings.parse(options.settings).training}
+    lines = [line for table in options.reproduce for line in lines_of(table, changes)]
+    specs = {spec.id: spec for line in lines for spec in line.specs}
+    wanted = [
+        spec
+        for spec in specs.values()
+        if (not options.datasets or spec.dataset in options.datasets)
+        and ("all" in options.targets or spec.target in options.targets)
+    ]
+    if not wanted:
+        raise UserError(f"no run of {' '.join(options.reproduce)} fits --datasets and --targets")
+    left_out = [f"{line.where}: {line.reason}" for line in lines if line.reason]
+    return Plan(wanted, left_out, lines[0].selection)
 
 
 def place_from(options: argparse.Namespace) -> list[Place]:

@@ -72,3 +72,23 @@ def test_settings_become_partitions_and_backbones():
 def test_in_domain_numbers_are_read_from_validation():
     parts = {line.reading.part for line in lines_of("fedfd_a/12") if line.key["variant"] == ""}
     assert parts == {"val"}
+
+
+def test_the_command_line_plans_a_table(capsys):
+    from benchmark import sweep
+
+    with pytest.raises(SystemExit) as exit:
+        sweep.main(["--reproduce", "fedfd_a/13", "--dry-run", "--seeds", "0", "--targets", "photo"])
+    assert exit.value.code == 0
+    shown = capsys.readouterr().out
+    assert "3 runs, 0 stored, 3 to do" in shown
+    assert "fedfd_a+silobn" in shown
+
+
+def test_lines_that_cannot_be_run_are_named(capsys):
+    from benchmark import sweep
+
+    flags = ["--reproduce", "stablefdg/1b", "--dry-run", "--seeds", "0", "--datasets", "DigitsDG"]
+    with pytest.raises(SystemExit):
+        sweep.main(flags)
+    assert "left out: stablefdg/1b FedBN on DigitsDG: " in capsys.readouterr().err

@@ -3,8 +3,8 @@
 Stated: ResNet-50 at 224 pixels, DenseNet-121 at 96 for Camelyon17, 100 rounds of one epoch, SGD
 0.002, flip and colour jitter, 90/10 splits (80/20 Camelyon17), the whole target tested, three
 runs; normalisation replaced everywhere (PACS), in the first two stages (Office-Home) or in the
-first dense block and transition (Camelyon17). Not stated and taken from the public code: batch 32, momentum 0.9 carried over rounds, weight
-decay 5e-4, cosine over rounds, strength of the jitter.
+first dense block and transition (Camelyon17). Not stated and taken from the public code: batch 32,
+momentum 0.9 carried over rounds, weight decay 5e-4, cosine over rounds, strength of the jitter.
 """
 
 from benchmark.protocol import Protocol, protocols

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from benchmark.errors import UserError
 from benchmark.protocol import Settings, plan, protocols
 from benchmark.spec import RunSpec
 from datasets.base import open_dataset
@@ -33,6 +32,17 @@ class Line:
     reading: Reading | None
     specs: list[RunSpec]
     reason: str = ""
+
+    @property
+    def selection(self) -> str:
+        """The rule of the paper's protocol for choosing a round."""
+        name, _ = PAPERS[self.key["paper"]].settings[self.key["setting"]]
+        return protocols[name].selection
+
+    @property
+    def where(self) -> str:
+        key = self.key
+        return f"{key['paper']}/{key['table']} {self.title} on {key['dataset']}"
 
     @property
     def title(self) -> str:
@@ -83,7 +93,9 @@ def _specs(
 ) -> Iterator[RunSpec]:
     name, setting = paper.settings[key["setting"]]
     setting = dict(setting)
-    training = {**setting.pop("training", {}), **reading.training}
+    changes = dict(changes)
+    users = changes.pop("training", {})
+    training = {**setting.pop("training", {}), **reading.training, **users}
     fields = {**setting, **reading.changes}
     backbone = paper.backbones.get(key["backbone"])
     if backbone is not None:
@@ -112,10 +124,3 @@ def _targets(dataset: str, cells: pd.DataFrame) -> list[str]:
         return ["all"]
     known = open_dataset(dataset)
     return [known.find_domain(name) for name in names]
-
-
-def check(table: str) -> None:
-    """Raise if a table has no line that can be run."""
-    lines = lines_of(table)
-    if not any(line.specs for line in lines):
-        raise UserError(f"no line of {table} can be run here: {lines[0].reason}")
