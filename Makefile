@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test lint bench bench-methods clean
 
 demo: .venv/.ready
 	$(BIN)/python -m benchmark.sweep --methods all
@@ -10,13 +10,13 @@ demo: .venv/.ready
 test: .venv/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -m "not slow"
-
-test-slow: .venv/.ready-test
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest
 
 bench: .venv/.ready
 	$(BIN)/python -m benchmark.bench
+
+bench-methods: .venv/.ready
+	$(BIN)/python -m benchmark.bench_methods --methods all --targets print
 
 lint: .venv/.ready-test
 	$(BIN)/ruff check --fix .

@@ -31,7 +31,8 @@ def partial(name: str) -> dict:
     return {"partition": "single_domain_k:clients=2", "training": training}
 
 
-every_method = pytest.mark.parametrize("name", methods.names())
+NAMES = methods.names()  # before any test loads a plugin
+every_method = pytest.mark.parametrize("name", NAMES)
 
 
 def outcome(result) -> tuple:
@@ -111,7 +112,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(name, participation, tm
 
 
 def test_one_worker_or_two_give_the_same_bits(tmp_path):
-    specs = [toy_spec(name, **fitting(name)) for name in methods]
+    specs = [toy_spec(name, **fitting(name)) for name in NAMES]
     place = Place(data=tmp_path / "data")
     outcomes = []
     for workers in (1, 2):
