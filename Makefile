@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench bench-methods clean
+.PHONY: demo test test-slurm lint bench bench-methods clean
 
 demo: .venv/.ready
 	$(BIN)/python -m benchmark.sweep --methods all
@@ -11,6 +11,11 @@ test: .venv/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest
+
+# On a real SLURM that the tests start on this machine: as root, with slurm-wlm, munge, slurmdbd and
+# mariadb-server installed.
+test-slurm: .venv/.ready-test
+	FEDDOMAINBED_SLURM=1 $(BIN)/python -m pytest -n 0 tests/slurm
 
 bench: .venv/.ready
 	$(BIN)/python -m benchmark.bench
