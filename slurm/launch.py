@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from time import monotonic, sleep
 
 from benchmark.errors import UserError
 from benchmark.execute import Place
@@ -181,7 +181,7 @@ def unclaimed(
 def settled_tasks(wanted: set[str], manifests: Mapping[str, Manifest]) -> Collection[Task]:
     """The live tasks. One that is just ending is waited for: after `scancel` its runs are free in a
     moment, and one that was requeued has them still."""
-    deadline = time.monotonic() + ENDING_SECONDS
+    deadline = monotonic() + ENDING_SECONDS
     said = False
     while True:
         live = scheduler.live_tasks(manifest.user for manifest in manifests.values())
@@ -190,12 +190,12 @@ def settled_tasks(wanted: set[str], manifests: Mapping[str, Manifest]) -> Collec
             for task, how in live.items()
             if how.state == "COMPLETING" and not wanted.isdisjoint(runs_of(task, manifests))
         ]
-        if not ending or time.monotonic() > deadline:
+        if not ending or monotonic() > deadline:
             return live
         if not said:
             print(f"waiting for {len(ending)} tasks that are just ending", file=sys.stderr)
             said = True
-        time.sleep(1)
+        sleep(1)
 
 
 def runs_of(task: Task, manifests: Mapping[str, Manifest]) -> list[str]:
@@ -215,7 +215,7 @@ def _send(
     try:
         for k, tasks in enumerate(arrays):
             if k:
-                time.sleep(BETWEEN_ARRAYS)
+                sleep(BETWEEN_ARRAYS)
             ledger.still_submitting(submission)
             executor = request.executor(ledger, submission, k, len(arrays))
             jobs.append(executor.submit_jobs([request.job(t, submission, numbers) for t in tasks]))

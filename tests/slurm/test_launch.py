@@ -54,7 +54,7 @@ def test_a_task_that_is_just_ending_is_waited_for(scheduler, root, monkeypatch, 
     submit(specs, request(root, pack_minutes=0), expected)
     scheduler.set_state("COMPLETING")
     with monkeypatch.context() as patch:
-        patch.setattr(launch.time, "sleep", lambda seconds: scheduler.write("queue", ""))
+        patch.setattr(launch, "sleep", lambda seconds: scheduler.write("queue", ""))
         done = submit(specs, request(root), expected)
     assert (done.runs, done.live) == (2, 0)
     assert "waiting for 2 tasks that are just ending" in capsys.readouterr().err
