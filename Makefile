@@ -6,6 +6,7 @@ BIN := .venv/bin
 
 demo: .venv/.ready
 	$(BIN)/python -m benchmark.sweep --methods all
+	$(BIN)/python -m leaderboard site --runs runs --out runs/site
 
 test: .venv/.ready-test
 	$(BIN)/ruff check .

@@ -1,213 +1,207 @@
-"""Tables of accuracy per held-out domain: built once as data, then written as markdown or LaTeX.
+"""Tables of accuracy per held-out domain, one for every setting in a store.
 
 A cell is mean ± standard deviation over seeds, in percent. A cell that rests on fewer seeds than
-its neighbours says so, one without any run is shown as missing and counted, and an average over
-domains is given only where every domain has one.
+it should says so, one without any run is shown as missing or failed and counted, and an average
+over domains is given only over seeds that have every domain.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
-from tabulate import tabulate
 
 from benchmark.results import Collection
 from benchmark.spec import RunSpec
 from datasets.base import write_atomically
-from leaderboard.select import select
+from leaderboard.aggregate import Key, over_domains, over_seeds
+from leaderboard.costs import cost_cells, cost_columns, cost_frame, reveals, traffic_notes
+from leaderboard.formats import FORMATS, latex, markdown, render
+from leaderboard.formats.latex import escape
+from leaderboard.select import SELECTIONS, check_rules, choose_configurations, rounds_of, titled
+from leaderboard.sheets import Block, Cell, Column, Row, Sheet
 
-MISSING = "–"
+__all__ = ["FORMATS", "escape", "latex", "make_tables", "markdown", "write_tables"]
 
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """Accuracy in percent over some seeds; NaN where there is none."""
-
-    mean: float
-    std: float
-    seeds: int
-
-    @property
-    def missing(self) -> bool:
-        return math.isnan(self.mean)
-
-    @property
-    def shown(self) -> float:
-        """The mean as printed, which is what "best" compares."""
-        return round(self.mean, 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """One comparison: methods under the same setting, a column per held-out domain."""
-
-    title: str
-    note: str
-    columns: tuple[str, ...]
-    labels: tuple[str, ...]
-    cells: tuple[tuple[Cell, ...], ...]
-    seeds: int
-    """The most seeds any cell rests on."""
-
-    def best(self, column: int) -> float:
-        """The largest printed mean of a column."""
-        shown = [row[column].shown for row in self.cells if not row[column].missing]
-        return max(shown, default=math.nan)
-
-    @property
-    def missing(self) -> int:
-        """Cells without any run, averages not counted."""
-        return sum(cell.missing for row in self.cells for cell in row[:-1])
+ORDER = (
+    "federated",
+    "federated DG",
+    "augmentation",
+    "regularisation",
+    "normalisation",
+    "inference",
+    "centralised",
+)
+"""Of paradigms; others follow."""
+LINE = ["setting", "method", "predictor"]
 
 
-def make_tables(found: Collection, selection: str = "training_domain") -> list[Table]:
-    """A table for every setting among the results."""
+def make_tables(
+    found: Collection, selection: str | Sequence[str] = "training_domain", costs: bool = False
+) -> list[Sheet]:
+    """A table for every setting among the results, with centralised runs of the same budget as
+    rows of each."""
+    rules = check_rules([selection] if isinstance(selection, str) else selection)
     by_setting: dict[str, RunSpec] = {}
-    for result in found.results:
-        by_setting.setdefault(result.spec.setting, result.spec)
-    federated = [s for s in by_setting.values() if not s.partition.startswith("pooled")]
+    for spec in [*(result.spec for result in found.results), *found.missing, *found.failed]:
+        by_setting.setdefault(spec.setting, spec)
     pooled = [s for s in by_setting.values() if s.partition.startswith("pooled")]
-    chosen = select(found.frame(), selection)
-    tables = []
-    for spec in federated or pooled:
-        references = {s.setting for s in pooled if s.pooled_setting == spec.pooled_setting}
-        rows = chosen[chosen["setting"].isin({spec.setting} | references)]
-        tables.append(_table(spec, rows, found, selection))
-    orphans = [s for s in pooled if federated and not _has_company(s, federated)]
-    for spec in orphans:
-        tables.append(_table(spec, chosen[chosen["setting"] == spec.setting], found, selection))
-    return tables
+    federated = [s for s in by_setting.values() if not s.partition.startswith("pooled")]
+    reading = Reading.of(found, rules, costs)
+    company = {spec.pooled_setting for spec in federated}
+    sheets = []
+    for spec in [*federated, *(s for s in pooled if s.pooled_setting not in company)]:
+        references = [s for s in pooled if s.pooled_setting == spec.pooled_setting and s != spec]
+        sheets.append(_sheet(reading, spec, [s.setting for s in (spec, *references)]))
+    return sheets
 
 
-def _has_company(pooled: RunSpec, federated: Sequence[RunSpec]) -> bool:
-    return any(spec.pooled_setting == pooled.pooled_setting for spec in federated)
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """Everything the tables of a store are made from, worked out once."""
+
+    found: Collection
+    cells: dict[str, dict[Key, Cell]]
+    """By rule, then (setting, method, predictor, target), the average without target."""
+    planned: Counter
+    """Seeds by (setting, method, target), those of runs that failed or are missing too."""
+    failed: Counter
+    shares: dict[str, bool]
+    costs: pd.DataFrame | None
+
+    @classmethod
+    def of(cls, found: Collection, rules: Sequence[str], costs: bool) -> Reading:
+        frame = found.frame()
+        curves = None if frame.empty else rounds_of(frame)
+        cells: dict[str, dict[Key, Cell]] = {}
+        for rule in rules:
+            cells[rule] = {}
+            if curves is not None:
+                chosen = choose_configurations(SELECTIONS[rule](curves), rule)
+                averages = over_domains(chosen, LINE, found.domains)
+                cells[rule] = over_seeds(chosen, [*LINE, "target"]) | over_seeds(averages, LINE)
+        specs = {result.spec for result in found.results} | set(found.missing) | set(found.failed)
+        runs = {(spec.setting, spec.method, spec.target, spec.seed) for spec in specs}
+        return cls(
+            found,
+            cells,
+            Counter(run[:3] for run in runs),
+            Counter((spec.setting, spec.method, spec.target) for spec in found.failed),
+            {result.spec.method: reveals(result) for result in found.results},
+            _costs(found) if costs else None,
+        )
 
 
-def _table(spec: RunSpec, rows: pd.DataFrame, found: Collection, selection: str) -> Table:
-    """One setting's table: rows in the order of categories, columns in the order of domains."""
-    domains = found.domains[spec.dataset]
-    seeds = int(rows.groupby(["method", "predictor", "target"])["seed"].nunique().max())
-    lines = []
-    for (method, predictor), runs in rows.groupby(["method", "predictor"], sort=False):
-        about = found.about[method]
-        own = predictor == about["predictor"]
-        label = about["label"] if own else f"{about['label']} ({predictor})"
-        lines.append((about["category"], label.lower(), label, _row(runs, domains)))
-    lines.sort(key=lambda line: line[:2])
-    oracle = ", ORACLE: chosen on the test domain" if selection == "oracle" else ""
-    training = spec.training
-    local = (
-        f"{training.local_steps} steps"
-        if training.local_steps
-        else f"{training.local_epochs} epochs"
+def _costs(found: Collection) -> pd.DataFrame:
+    frame = cost_frame(found.results)
+    frame["setting"] = [result.spec.setting for result in found.results]
+    frame["method"] = [result.spec.method for result in found.results]
+    return frame
+
+
+def _sheet(reading: Reading, spec: RunSpec, settings: Sequence[str]) -> Sheet:
+    """One setting's table: rows in the order of paradigms, columns in the order of domains."""
+    found = reading.found
+    domains = found.domains.get(spec.dataset) or sorted(
+        {key[2] for key in reading.planned if key[0] in settings}
     )
-    return Table(
+    planned = max(n for key, n in reading.planned.items() if key[0] in settings)
+    rows = list(_rows(reading, settings, domains, planned))
+    categories = {row.group for row in rows}
+    if len(categories) == 1:
+        rows = [dataclasses.replace(row, group="") for row in rows]
+    columns = (*map(Column, domains), Column("average", derived=True))
+    if reading.costs is not None:
+        columns += cost_columns()
+    training = spec.training
+    steps, epochs = training.local_steps, training.local_epochs
+    local = f"{steps} steps" if steps else f"{epochs} epochs"
+    selection = ", ".join(titled(rule) for rule in reading.cells)
+    return Sheet(
         title=f"{spec.dataset}, {spec.backbone}, {spec.partition}",
         note=(
             f"accuracy in % on the unseen domain, {training.rounds} rounds of {local}, "
-            f"selection: {selection}{oracle}, {seeds} seed{'s' * (seeds != 1)}"
+            f"selection: {selection}, {planned} seed{'s' * (planned != 1)}"
         ),
-        columns=(*domains, "average"),
-        labels=tuple(label for *_, label, _ in lines),
-        cells=tuple(row for *_, row in lines),
-        seeds=seeds,
+        columns=columns,
+        blocks=(Block("", tuple(rows)),),
+        headings=("", "paradigm", "method", "selection"),
+        footnotes=(*_failures(reading, settings), *_traffic(reading, settings)),
     )
 
 
-def _row(runs: pd.DataFrame, domains: Sequence[str]) -> tuple[Cell, ...]:
-    """Cells of one method: one per domain, and the average over domains seed by seed."""
-    wide = (100 * runs.pivot_table(index="seed", columns="target", values="test")).reindex(
-        columns=list(domains)
-    )
-    cells = [_cell(wide[domain].dropna()) for domain in domains]
-    return (*cells, _cell(wide.dropna().mean(axis=1)))
+def _rows(
+    reading: Reading, settings: Sequence[str], domains: Sequence[str], planned: int
+) -> Iterator[Row]:
+    """A row per method and way of predicting, for each rule; also for methods without a result."""
+    lines = {key[:3] for cells in reading.cells.values() for key in cells if key[0] in settings}
+    seen = {line[:2] for line in lines}
+    lines |= {(*key[:2], "") for key in reading.planned if key[0] in settings} - {
+        (*pair, "") for pair in seen
+    }
+    about = reading.found.about
+    named = []
+    for setting, method, predictor in lines:
+        facts = about.get(method, {"label": method, "category": "", "predictor": predictor})
+        own = predictor in (facts["predictor"], "")
+        label = facts["label"] if own else f"{facts['label']} ({predictor})"
+        named.append((facts["category"], label, (setting, method, predictor)))
+    several = len(reading.cells) > 1
+    for category, label, line in sorted(named, key=_place):
+        for rule, cells in reading.cells.items():
+            scope = "centralised" if category == "centralised" else ""
+            yield Row(
+                label,
+                _cells(reading, cells, line, domains, planned),
+                group=category,
+                side=rule if several else "",
+                shares=reading.shares.get(line[1], False),
+                scope=None if rule == "oracle" else scope,
+            )
 
 
-def _cell(values: pd.Series) -> Cell:
-    return Cell(float(values.mean()), float(values.std()), len(values))
+def _place(named: tuple[str, str, tuple]) -> tuple:
+    category, label, line = named
+    order = ORDER.index(category) if category in ORDER else len(ORDER)
+    return order, category, label.lower(), line
 
 
-def markdown(table: Table) -> str:
-    """The table as GitHub shows it; best in bold."""
-
-    def text(cell: Cell, best: float) -> str:
-        if cell.missing:
-            return MISSING
-        value = f"{cell.mean:.1f}" + (f" ± {cell.std:.1f}" if cell.seeds > 1 else "")
-        value = f"**{value}**" if cell.shown == best else value
-        return value + _partial(cell, table)
-
-    rows = [[label, *texts] for label, texts in _texts(table, text)]
-    body = tabulate(
-        rows,
-        ("method", *table.columns),
-        tablefmt="pipe",
-        disable_numparse=True,
-        colalign=("left", *["right"] * len(table.columns)),
-    )
-    return f"**{table.title}**\n\n{body}\n\n{_caption(table)}"
-
-
-def latex(table: Table) -> str:
-    """The table for a paper that uses booktabs; best in bold."""
-
-    def text(cell: Cell, best: float) -> str:
-        if cell.missing:
-            return "--"
-        value = f"{cell.mean:.1f}"
-        value = rf"\textbf{{{value}}}" if cell.shown == best else value
-        spread = rf" {{\scriptsize$\pm${cell.std:.1f}}}" if cell.seeds > 1 else ""
-        return value + spread + _partial(cell, table)
-
-    header = " & ".join(["Method", *map(escape, table.columns)])
-    rows = [" & ".join([escape(label), *texts]) + r" \\" for label, texts in _texts(table, text)]
-    lines = [
-        r"\begin{table}[t]",
-        r"\centering",
-        rf"\caption{{{escape(table.title)}: {escape(_caption(table))}.}}",
-        rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}",
-        r"\toprule",
-        rf"{header} \\",
-        r"\midrule",
-        *rows,
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
+def _cells(
+    reading: Reading, cells: dict[Key, Cell], line: Key, domains: Sequence[str], planned: int
+) -> tuple[Cell, ...]:
+    row = [
+        dataclasses.replace(
+            cells.get((*line, domain), Cell()),
+            planned=planned,
+            failed=reading.failed[(*line[:2], domain)],
+        )
+        for domain in domains
     ]
-    return "\n".join(lines)
+    average = dataclasses.replace(cells.get(line, Cell()), planned=planned)
+    if reading.costs is None:
+        return (*row, average)
+    costs = reading.costs
+    own = costs[(costs["setting"] == line[0]) & (costs["method"] == line[1])]
+    return (*row, average, *cost_cells(own))
 
 
-def _texts(table: Table, text) -> list[tuple[str, list[str]]]:
-    bests = [table.best(column) for column in range(len(table.columns))]
-    return [
-        (label, [text(cell, best) for cell, best in zip(row, bests, strict=True)])
-        for label, row in zip(table.labels, table.cells, strict=True)
-    ]
+def _failures(reading: Reading, settings: Sequence[str]) -> Iterator[str]:
+    reasons = Counter(
+        (spec.method, reason)
+        for spec, reason in reading.found.failed.items()
+        if spec.setting in settings
+    )
+    for (method, reason), count in sorted(reasons.items()):
+        yield f"{method}: {count} run{'s' * (count != 1)} failed: {reason}"
 
 
-def _partial(cell: Cell, table: Table) -> str:
-    return f" ({cell.seeds}/{table.seeds} seeds)" if cell.seeds < table.seeds else ""
-
-
-def _caption(table: Table) -> str:
-    if not table.missing:
-        return table.note
-    total = len(table.cells) * (len(table.columns) - 1)
-    return f"{table.note}; {table.missing} of {total} cells missing ({MISSING})"
-
-
-def escape(text: str) -> str:
-    """Text that LaTeX prints as it stands."""
-    signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    signs |= {sign: "\\" + sign for sign in "&%$#_{}"} | {"–": "--"}
-    return "".join(signs.get(sign, sign) for sign in text)
-
-
-FORMATS = {"markdown": markdown, "latex": latex}
+def _traffic(reading: Reading, settings: Sequence[str]) -> list[str]:
+    if reading.costs is None:
+        return []
+    return traffic_notes(r for r in reading.found.results if r.spec.setting in settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,10 +214,10 @@ class Written:
 
 def write_tables(found: Collection, folder: Path, selection: str) -> Written:
     """The tables of a sweep as `table.md` and `table.tex`."""
-    tables = make_tables(found, selection)
+    sheets = make_tables(found, selection)
     paths = []
-    for name, render in (("table.md", markdown), ("table.tex", latex)):
-        text = "\n\n".join(render(table) for table in tables) + "\n"
+    for name, form in (("table.md", "markdown"), ("table.tex", "latex")):
+        text = render(sheets, form)
         write_atomically(folder / name, lambda path, text=text: path.write_text(text))
         paths.append(folder / name)
-    return Written([markdown(table) for table in tables], paths)
+    return Written([markdown(sheet) for sheet in sheets], paths)
