@@ -19,7 +19,7 @@ from benchmark.results import Collection, ResultStore
 from leaderboard.site.build import build_site, make_board, read_entries, render, write_site
 from leaderboard.site.charts import POINTS, thinned
 from leaderboard.site.commands import add_commands
-from leaderboard.site.parts import embedded
+from leaderboard.site.parts import embedded, prose
 from leaderboard.site.rows import MEASURED, PUBLISHED, setting_label
 from leaderboard.submissions.entry import pack, write_entry
 from tests.board_results import grid
@@ -210,6 +210,14 @@ def test_the_command_says_what_it_wrote(tmp_path, capsys):
     options = parser.parse_args(["site", "--runs", str(tmp_path / "no"), "--out", str(tmp_path)])
     with pytest.raises(UserError, match="no result store"):
         options.handler(options)
+
+
+def test_a_docstring_becomes_paragraphs_lists_and_formulas():
+    text = "An `x` &\nidea.\n\n    a = b\n\nChosen:\n- one\n  more\n- two"
+    assert prose(text) == (
+        "<p>An <code>x</code> &amp; idea.</p><pre>a = b</pre>"
+        "<p>Chosen:</p><ul><li>one more<li>two</ul>"
+    )
 
 
 def test_long_curves_are_thinned_and_keep_their_ends():

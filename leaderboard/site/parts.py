@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -75,15 +76,30 @@ def head(title: str, home: str, inner: str) -> str:
 
 
 def prose(text: str) -> str:
-    """A docstring as paragraphs; what is indented or set in lines stays as it is."""
-    parts = []
-    for block in text.split("\n\n"):
-        lines = block.splitlines()
-        if any(line.startswith((" ", "- ", "* ", "|")) for line in lines):
-            parts.append(f"<pre>{escape(textwrap.dedent(block))}</pre>")
-        elif block.strip():
-            parts.append(f"<p>{escape(block)}</p>")
-    return "".join(parts)
+    """A docstring as paragraphs and lists; what is indented as a whole stays as it is set."""
+    return "".join(_block(block) for block in text.split("\n\n") if block.strip())
+
+
+def _block(block: str) -> str:
+    lines = block.splitlines()
+    if lines[0].startswith((" ", "|")):
+        return f"<pre>{escape(textwrap.dedent(block))}</pre>"
+    first = next((k for k, line in enumerate(lines) if line.startswith(("- ", "* "))), None)
+    if first is None:
+        return f"<p>{_inline(lines)}</p>"
+    items: list[list[str]] = []
+    for line in lines[first:]:
+        if line.startswith(("- ", "* ")):
+            items.append([line[2:]])
+        else:
+            items[-1].append(line.strip())
+    before = f"<p>{_inline(lines[:first])}</p>" if first else ""
+    return before + f"<ul>{''.join(f'<li>{_inline(item)}' for item in items)}</ul>"
+
+
+def _inline(lines: Sequence[str]) -> str:
+    """Text in one line, with `code` set as such."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(" ".join(lines)))
 
 
 def list_table(headings: Sequence[str], lines: Iterable[Sequence[str]], caption: str = "") -> str:

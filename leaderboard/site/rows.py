@@ -11,6 +11,7 @@ import pandas as pd
 from benchmark.hparams import parse_expression
 from benchmark.results import Collection, Result
 from benchmark.spec import RunSpec
+from leaderboard.costs import shared_kinds
 from leaderboard.select import choose_configurations, rounds_of, training_domain
 
 PUBLISHED, MEASURED, SUBMITTED = "published", "measured", "submitted"
@@ -130,9 +131,7 @@ def _cell(values: pd.Series) -> Cell | None:
 
 def measured_kinds(results: Iterable[Result]) -> tuple[str, ...]:
     """What left the clients besides weights, as counted in the runs."""
-    kinds = {kind for result in results for kind in result.costs["bytes_per_round"]}
-    up = {kind.partition("/")[2] for kind in kinds if kind.startswith("up/")}
-    return tuple(sorted(up - {"weights"}))
+    return tuple(sorted(set().union(*map(shared_kinds, results))))
 
 
 def budget(spec: RunSpec) -> str:
