@@ -14,15 +14,15 @@ test: .venv/.ready-test
 	$(BIN)/python -m pytest
 
 # On a real SLURM that the tests start on this machine: as root, with slurm-wlm, munge, slurmdbd and
-# mariadb-server installed.
+# mariadb-server installed; elsewhere they skip and say why.
 test-slurm: .venv/.ready-test
-	FEDDOMAINBED_SLURM=1 $(BIN)/python -m pytest -n 0 tests/slurm
+	FEDDOMAINBED_SLURM=1 $(BIN)/python -m pytest -n 0 -m slurm -rs tests/slurm
 
 bench: .venv/.ready
 	$(BIN)/python -m benchmark.bench
 
 bench-methods: .venv/.ready
-	$(BIN)/python -m benchmark.bench_methods --methods all --targets print
+	$(BIN)/python -m benchmark.bench.methods --methods all --targets print
 
 lint: .venv/.ready-test
 	$(BIN)/ruff check --fix .

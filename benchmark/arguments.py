@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="settings",
         metavar="KEY=VALUE",
-        help="fedprox.mu=0.1, training.rounds=5",
+        help="fedprox.mu=0.1, training.rounds=5; with fedprox.mu=0.01,0.1 one run of each value",
     )
     group.add_argument(
         "--plugin",
@@ -88,6 +90,18 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads", type=int, default=1, metavar="N", help="per worker; changes the last bits"
     )
+    group.add_argument(
+        "--client-workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that share the clients of a round, for few long runs; same bits",
+    )
+    group.add_argument(
+        "--keep-model",
+        action="store_true",
+        help="the final models stay beside the results, for python -m benchmark.explain",
+    )
 
 
 def plan_from(options: argparse.Namespace) -> Plan:
@@ -107,15 +121,29 @@ def plan_from(options: argparse.Namespace) -> Plan:
     given = {key: value for key, value in changes.items() if value is not None}
     if options.reproduce:
         return _reproduction(options, given)
-    return plan(
-        protocols[options.protocol],
-        options.methods,
-        datasets=options.datasets,
-        targets=options.targets,
-        trials=options.trials,
-        settings=Settings.parse(options.settings),
-        changes=given,
-    )
+    plans = [
+        plan(
+            protocols[options.protocol],
+            options.methods,
+            datasets=options.datasets,
+            targets=options.targets,
+            trials=options.trials,
+            settings=Settings.parse(settings),
+            changes=given,
+        )
+        for settings in every_setting(options.settings)
+    ]
+    specs = {spec.id: spec for one in plans for spec in one.specs}
+    return dataclasses.replace(plans[0], specs=list(specs.values()))
+
+
+def every_setting(assignments: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """`["a.x=1,2", "b.y=3"]` as `("a.x=1", "b.y=3")` and `("a.x=2", "b.y=3")`: all combinations."""
+    listed = []
+    for text in assignments:
+        name, sign, values = text.partition("=")
+        listed.append([f"{name}{sign}{value}" for value in values.split(",")])
+    return itertools.product(*listed)
 
 
 def _reproduction(options: argparse.Namespace, changes: dict[str, Any]) -> Plan:
@@ -141,9 +169,18 @@ def place_from(options: argparse.Namespace) -> list[Place]:
     """One place per device."""
     if options.threads < 1:
         raise UserError(f"--threads {options.threads}: at least 1")
+    if options.client_workers < 1:
+        raise UserError(f"--client-workers {options.client_workers}: at least 1")
     weights = options.pretrained if options.pretrained not in (None, "none", "imagenet") else None
     return [
-        Place(options.data, device, options.threads, weights=weights)
+        Place(
+            options.data,
+            device,
+            options.threads,
+            options.client_workers,
+            weights=weights,
+            keep_model=options.keep_model,
+        )
         for device in devices(options.device)
     ]
 
@@ -182,5 +219,5 @@ def worker_count(wanted: int | None, places: Sequence[Place]) -> int:
     if wanted is not None:
         return wanted
     if places[0].device == "cpu":
-        return max(1, available_cores() // places[0].threads)
+        return max(1, available_cores() // (places[0].threads * places[0].client_workers))
     return len(places)

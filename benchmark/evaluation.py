@@ -68,6 +68,11 @@ class Evaluator:
         self._target_name = target_name
         self._seed = seed
 
+    @property
+    def held_out(self) -> Samples:
+        """What is tested, for those who look at a finished run."""
+        return self._target
+
     def evaluate(
         self, predictors: Mapping[str, Predictor], round: int, clients: Sequence[Client]
     ) -> list[Record]:

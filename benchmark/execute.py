@@ -6,6 +6,7 @@ up and the records come out the same, bit for bit, as if nothing had happened.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import platform
@@ -13,7 +14,7 @@ import subprocess
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ import torch
 from benchmark.backbones.base import make_backbone
 from benchmark.backbones.weights import pretrained_name
 from benchmark.costs import parameter_count, peak_memory_mb
+from benchmark.crew import Crew
 from benchmark.errors import Diverged, UserError
 from benchmark.evaluation import Evaluator, Record
-from benchmark.federation import Client, Server, rounds
+from benchmark.federation import Client, Round, Server, one_by_one, rounds
 from benchmark.method import Method, make_method
 from benchmark.results import Damaged, Result, ResultStore, as_columns
 from benchmark.seeds import seed_for
@@ -49,9 +51,13 @@ class Place:
     data: Path = Path("data")
     device: str = "cpu"
     threads: int = 1
+    client_workers: int = 1
+    """Processes that make a round's visits, each on `threads` threads."""
     checkpoint_seconds: float = 30.0
     weights: str | None = None
     """The file of pretrained weights that a spec names by content."""
+    keep_model: bool = False
+    """Whether what the server holds at the end stays beside the result."""
 
     def pretrained(self, name: str) -> str:
         """What a spec's `pretrained` means here: a file is found by path and known by content."""
@@ -107,8 +113,11 @@ def assemble(spec: RunSpec, place: Place) -> Federation:
         torch.manual_seed(seed_for(spec.seed, "model"))
         return make_backbone(spec.backbone, len(dataset.classes), place.pretrained(spec.pretrained))
 
-    server = Server(method.build(make).to(device), spec.training, spec.seed, len(shards))
-    working = method.build(make).to(device)
+    model, working = (method.build(make).to(device) for _ in range(2))
+    if spec.training.compile != "off":
+        for network in (model, working):
+            network.compile(mode=spec.training.compile)
+    server = Server(model, spec.training, spec.seed, len(shards))
     clients = [
         Client(
             number,
@@ -168,28 +177,17 @@ def execute(
     method, server, clients = federation.method, federation.server, federation.clients
     progress = _resume(spec, store, federation)
     on_round(progress.next_round)
-    saved = began = time.monotonic()
-    for round in rounds(method, server, clients, progress.next_round):
-        trained = time.monotonic()
-        if spec.training.evaluates(round.number):
-            predictors = method.predictors(server, clients)
-            progress.records += federation.evaluator.evaluate(
-                predictors, round.number, round.chosen
-            )
-        now = time.monotonic()
-        progress.next_round = round.number + 1
-        progress.train_loss.append(round.loss)
-        progress.steps += round.steps
-        progress.train_seconds += trained - began
-        progress.evaluation_seconds += now - trained
-        began = now
-        on_round(progress.next_round)
-        stopping = stop()
-        if stopping or now - saved >= place.checkpoint_seconds:
-            _save(spec, store, federation, progress)
-            saved = time.monotonic()
-        if stopping and progress.next_round < spec.training.rounds:
-            raise Interrupted(str(spec))
+    with _hands(spec, place, federation) as visits:
+        saved = began = time.monotonic()
+        for round in rounds(method, server, clients, progress.next_round, visits):
+            began = _judge(federation, round, progress, began)
+            on_round(progress.next_round)
+            stopping = stop()
+            if stopping or began - saved >= place.checkpoint_seconds:
+                _save(spec, store, federation, progress)
+                saved = time.monotonic()
+            if stopping and progress.next_round < spec.training.rounds:
+                raise Interrupted(str(spec))
     result = Result(
         spec=spec,
         about={
@@ -204,8 +202,44 @@ def execute(
         costs=_costs(federation, progress, torch.device(place.device)),
         environment=environment(place),
     )
+    if place.keep_model:
+        _keep(spec, store, server)
     store.put(result)
     return result
+
+
+def _keep(spec: RunSpec, store: ResultStore, server: Server) -> None:
+    """The final global model; tensors and builtins only."""
+    kept = {"id": spec.id, "state": dict(server.state), "memory": server.memory}
+    write_atomically(store.model_path(spec), lambda path: torch.save(kept, path))
+
+
+@contextlib.contextmanager
+def _hands(spec: RunSpec, place: Place, federation: Federation) -> Iterator[Callable]:
+    """Who makes the visits of a round: this process, or several others at a time."""
+    everyone = len(federation.clients)
+    count = min(place.client_workers, spec.training.clients_per_round or everyone, everyone)
+    if count == 1:
+        yield one_by_one
+        return
+    with contextlib.closing(Crew(functools.partial(assemble, spec, place), count)) as crew:
+        yield crew.visits
+
+
+def _judge(federation: Federation, round: Round, progress: Progress, began: float) -> float:
+    """Evaluate the global model where the protocol reads it and note what the round was; the time
+    when this was done."""
+    trained = time.monotonic()
+    if federation.server.training.evaluates(round.number):
+        predictors = federation.method.predictors(federation.server, federation.clients)
+        progress.records += federation.evaluator.evaluate(predictors, round.number, round.chosen)
+    now = time.monotonic()
+    progress.next_round = round.number + 1
+    progress.train_loss.append(round.loss)
+    progress.steps += round.steps
+    progress.train_seconds += trained - began
+    progress.evaluation_seconds += now - trained
+    return now
 
 
 def _save(spec: RunSpec, store: ResultStore, federation: Federation, progress: Progress) -> None:

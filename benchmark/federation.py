@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,7 +76,8 @@ class Client:
         self.inbox: dict[str, Any] = {}
         """Messages of this round, by kind."""
         self.scratch: dict[str, Any] = {}
-        """What a method notes for the rest of this visit; empty at the start of every round."""
+        """What a method notes for this client's visit, emptied at the start of a round. What the
+        visit itself notes may be gone afterwards: another process may have made it."""
         self.optimizer: torch.optim.Optimizer
         self.lr = self.training.lr
         self.round = 0
@@ -115,6 +116,15 @@ class Client:
         return generator.manual_seed(seed_for(self.seed, purpose, self.round, self.id))
 
 
+class Visit(NamedTuple):
+    """What comes of a client's local work."""
+
+    update: Update
+    loss: float
+    """The mean over the steps."""
+    steps: int
+
+
 @dataclasses.dataclass
 class Round:
     """What is known when a round has ended."""
@@ -125,10 +135,20 @@ class Round:
     steps: int
 
 
+def one_by_one(method: Method, server: Server, chosen: Sequence[Client]) -> Iterator[Visit]:
+    """The visits of a round in this process, each made when it is asked for."""
+    return (visit(method, server, client) for client in chosen)
+
+
 def rounds(
-    method: Method, server: Server, clients: Sequence[Client], start: int = 0
+    method: Method,
+    server: Server,
+    clients: Sequence[Client],
+    start: int = 0,
+    visits: Callable[[Method, Server, Sequence[Client]], Iterator[Visit]] = one_by_one,
 ) -> Iterator[Round]:
-    """Run the rounds from `start` on, yielding after each; this is federated learning."""
+    """Run the rounds from `start` on, yielding after each; this is federated learning. `visits`
+    lets the chosen clients work, here or in other processes (`benchmark.crew`)."""
     if start == 0:
         torch.manual_seed(seed_for(server.seed, "prepare"))
         method.prepare(server, clients)
@@ -141,13 +161,12 @@ def rounds(
             client.scratch.clear()
         torch.manual_seed(seed_for(server.seed, "exchange", number))
         method.exchange(server, chosen)
-        losses: list[tuple[float, int]] = []
-        weights = method.weigh(server, chosen)
-        method.aggregate(server, _updates(method, server, chosen, weights, losses))
+        weights, made = method.weigh(server, chosen), []
+        method.aggregate(server, _updates(visits(method, server, chosen), weights, made, server))
         torch.manual_seed(seed_for(server.seed, "conclude", number))
         method.conclude(server, chosen)
-        steps = sum(count for _, count in losses)
-        yield Round(number, chosen, sum(loss * count for loss, count in losses) / steps, steps)
+        steps = sum(count for _, count in made)
+        yield Round(number, chosen, sum(loss * count for loss, count in made) / steps, steps)
 
 
 def sample(clients: Sequence[Client], server: Server) -> list[Client]:
@@ -159,18 +178,19 @@ def sample(clients: Sequence[Client], server: Server) -> list[Client]:
     return [clients[k] for k in np.sort(rng.choice(len(clients), count, replace=False))]
 
 
-def _updates(method, server, chosen, weights, losses) -> Iterator[Update]:
-    """The chosen clients' updates, each computed when the aggregation asks for it."""
-    for client, weight in zip(chosen, weights, strict=True):
-        update, loss, steps = visit(method, server, client)
-        losses.append((loss, steps))
-        update.weight = weight
-        yield update
+def _updates(
+    visits: Iterator[Visit], weights: list[float], made: list[tuple[float, int]], server: Server
+) -> Iterator[Update]:
+    """The updates as they are asked for; their losses and steps are noted in `made`."""
+    for one, weight in zip(visits, weights, strict=True):
+        made.append((one.loss, one.steps))
+        one.update.weight = weight
+        yield one.update
     torch.manual_seed(seed_for(server.seed, "aggregate", server.round))
 
 
-def visit(method: Method, server: Server, client: Client) -> tuple[Update, float, int]:
-    """One client's local work: the update, the mean training loss and the steps taken."""
+def visit(method: Method, server: Server, client: Client) -> Visit:
+    """One client's local work."""
     torch.manual_seed(seed_for(server.seed, "visit", server.round, client.id))
     method.receive(server, client)
     client.model.train()
@@ -188,7 +208,8 @@ def visit(method: Method, server: Server, client: Client) -> tuple[Update, float
     kept = method.keeps(client.model)
     if kept:
         client.memory["kept"] = copy_of(client.state, sorted(kept))
-    return update, loss, steps
+    del client.optimizer  # momentum is of a model's size: not to be held for every client at once
+    return Visit(update, loss, steps)
 
 
 def _train(method: Method, client: Client) -> tuple[float, int]:
@@ -196,8 +217,10 @@ def _train(method: Method, client: Client) -> tuple[float, int]:
     total, steps = torch.zeros((), device=client.train.device), 0
     best, best_state, best_steps = -1.0, None, 0
     every = client.training.validate_every
+    device, reduced = client.train.device.type, client.training.precision == "bf16"
     for batch in method.batches(client):
-        total += method.step(client, method.augment(client, batch))
+        with torch.autocast(device, torch.bfloat16, enabled=reduced):
+            total += method.step(client, method.augment(client, batch))
         steps += 1
         if every and steps % every == 0:
             accuracy = _validate(method, client)

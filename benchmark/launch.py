@@ -46,7 +46,7 @@ class Worker:
         self.spec: RunSpec | None = None
         self.connection, theirs = context.Pipe()
         self.process = context.Process(
-            target=_work, args=(theirs, store.root, place, list(plugins)), daemon=True
+            target=_work, args=(theirs, store.root, place, list(plugins))
         )
         self.process.start()
         theirs.close()

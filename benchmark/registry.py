@@ -94,3 +94,8 @@ def load_plugin(path: str | Path) -> None:
     except Exception as error:
         del sys.modules[name]
         raise UserError(f"plugin {str(path)!r} failed: {type(error).__name__}: {error}") from error
+
+
+def loaded_plugins() -> list[str]:
+    """The files of all plugins so far, for other processes to load them, too."""
+    return [module.__file__ for name, module in sys.modules.items() if name.startswith("plugin_")]

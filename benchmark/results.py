@@ -5,6 +5,7 @@ The file is the done marker. One writer per file, no locks, mergeable by copying
     <root>/<dataset>/<method>/<id>.json            a finished run
     <root>/<dataset>/<method>/<id>.failed.json     why the last attempt failed; retried next time
     <root>/.checkpoints/<id>.pt                    a run under way
+    <root>/.models/<id>.pt                         a finished run's model, if it was to be kept
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ class ResultStore:
 
     def checkpoint_path(self, spec: RunSpec) -> Path:
         return self.root / ".checkpoints" / f"{spec.id}.pt"
+
+    def model_path(self, spec: RunSpec) -> Path:
+        return self.root / ".models" / f"{spec.id}.pt"
 
     def check_writable(self) -> None:
         """Find out now, not after an hour of training."""

@@ -41,6 +41,16 @@ class Training:
         None, doc="validate every n local steps and upload the best local state", low=1
     )
     evaluate_every: int = hp(1, doc="rounds between two evaluations of the global model", low=1)
+    precision: str = hp(
+        "float32",
+        Choice("float32", "bf16"),
+        "of training; bf16 is autocast",
+    )
+    compile: str = hp(
+        "off",
+        Choice("off", "default", "reduce-overhead", "max-autotune"),
+        "torch.compile's mode for whole forward passes; reduce-overhead uses CUDA graphs",
+    )
 
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.local_epochs is None):

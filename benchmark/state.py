@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -90,9 +90,14 @@ class WeightedSum:
         return {**self._floats, **self._integers}
 
 
-def weighted_mean(states: Iterable[Mapping[str, torch.Tensor]], weights: Iterable[float]) -> State:
-    """The weighted mean of states; `weights` sum to 1."""
-    total = WeightedSum()
-    for state, weight in zip(states, weights, strict=True):
-        total.add(state, weight)
-    return total.result()
+@torch.no_grad()
+def weighted_mean(states: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> State:
+    """The weighted mean of states that are all at hand; `weights` sum to 1. Same bits as
+    `WeightedSum`, faster: a sum stays in the cache while one entry of all states is added."""
+    mean = copy_of(states[0])
+    for key, total in mean.items():
+        if total.is_floating_point():
+            total.mul_(weights[0])
+            for state, weight in zip(states[1:], weights[1:], strict=True):
+                total.add_(state[key], alpha=weight)
+    return mean

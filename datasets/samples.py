@@ -54,16 +54,15 @@ class Samples:
         images = self._pixels(positions)
         return self._batch(self.transform.train(images, generator), positions)
 
-    def evaluation_batches(self, size: int = 256) -> Iterator[Batch]:
+    def evaluation_batches(self, size: int = 64) -> Iterator[Batch]:
         """All samples in order, without randomness."""
         for start in range(0, len(self), size):
             positions = np.arange(start, min(start + size, len(self)))
             yield self._batch(self.transform.evaluate(self._pixels(positions)), positions)
 
     def _batch(self, images: torch.Tensor, positions: np.ndarray) -> Batch:
-        labels = torch.from_numpy(self.labels[positions]).to(self.device)
-        domains = torch.from_numpy(self.shard.domains[positions].astype(np.int64))
-        return Batch(images, labels, domains.to(self.device))
+        labels = self._there(self.labels[positions])
+        return Batch(images, labels, self._there(self.shard.domains[positions].astype(np.int64)))
 
     def _pixels(self, positions: np.ndarray) -> torch.Tensor:
         """uint8 images (B, 3, H, W) in channels-last memory, which is how they are stored."""
@@ -77,7 +76,14 @@ class Samples:
             for domain in present:
                 chosen = domains == domain
                 pixels[chosen] = self._domains[domain].images[rows[chosen]]
-        return torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2)
+        return self._there(pixels).permute(0, 3, 1, 2)
+
+    def _there(self, values: np.ndarray) -> torch.Tensor:
+        """On the device; to a GPU from page-locked memory, so that copies run beside the steps."""
+        tensor = torch.from_numpy(values)
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
 
 def batch_order(

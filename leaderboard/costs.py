@@ -25,6 +25,8 @@ HARMLESS = {
 """Kinds of messages that tell no more than weights do: parts of a network, what updates it, and
 plain counts and losses. Everything else (styles, amplitudes, prototypes, classifiers of single
 clients, images) tells of a client's data."""
+FEW = 16
+"""Bytes: one or two numbers a client and round (a risk, a count of steps) cost nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +49,26 @@ COSTS = (
 )
 
 
+def shared_kinds(result: Result) -> set[str]:
+    """What left clients besides weights, as counted in the run: all that went up, what of others'
+    data came down (COPA's heads go up with the weights), and the images where they are pooled."""
+    ways = [kind.partition("/") for kind in result.costs.get("bytes_per_round", {})]
+    kinds = {kind for way, _, kind in ways if way == "up" or kind not in HARMLESS}
+    pooled = {"images"} if result.spec.partition.startswith("pooled") else set()
+    return (kinds | pooled) - {"weights"}
+
+
 def reveals(result: Result) -> bool:
-    """Whether more than weights leaves a client in this run: measured, and pooled data always."""
-    if result.about.get("category") == "centralised":
-        return True
-    kinds = result.costs.get("bytes_per_round", {})
-    return any(kind.partition("/")[2] not in HARMLESS for kind in kinds)
+    """Whether what leaves clients tells more of their data than weights do."""
+    return bool(shared_kinds(result) - HARMLESS)
+
+
+def communicates(result: Result) -> bool:
+    """Whether messages besides weights, both ways, are more than a number or two per client and
+    round. Weights of a larger network are no message of their own: they show as parameters."""
+    traffic = result.costs.get("bytes_per_round", {})
+    others = sum(size for kind, size in traffic.items() if not kind.endswith("/weights"))
+    return others > FEW * max(1, _clients(result.records))
 
 
 def costs_of(result: Result) -> dict[str, Any]:

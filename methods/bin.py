@@ -22,14 +22,8 @@ from torch import nn
 from benchmark.backbones.base import Backbone
 from benchmark.hparams import LogUniform, hp
 from benchmark.method import Method, register
-from methods.ops.normalisation import (
-    Statistics,
-    TrainedMix,
-    converted,
-    instance_moments,
-    normalise_with,
-    replace_untrained,
-)
+from methods.ops.centred import instance_norm
+from methods.ops.normalisation import TrainedMix, converted, replace_untrained
 
 
 class BatchInstanceNorm2d(TrainedMix):
@@ -42,9 +36,8 @@ class BatchInstanceNorm2d(TrainedMix):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # Both sides carry γ and β; the weights of the mix sum to one, so they count once.
         batch = super().forward(x)
-        own = Statistics.of(*instance_moments(x), self.eps)
-        instance = normalise_with(x, *own, self.weight, self.bias)
-        return torch.lerp(instance, batch, self.gate[:, None, None])
+        instance = instance_norm(x, self.weight, self.bias, self.eps)
+        return torch.lerp(instance, batch.to(instance), self.gate[:, None, None])
 
 
 def gates_of(model: nn.Module) -> list[nn.Parameter]:

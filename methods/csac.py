@@ -41,6 +41,7 @@ from benchmark.method import Batch, Method, register
 from benchmark.state import State, copy_of, parameter_names, weighted_mean, write
 from datasets.samples import batch_order
 from methods.ops.calibration import STAGES, Calibration
+from methods.ops.local_work import planned_steps
 
 
 @register(
@@ -154,13 +155,8 @@ def fused(states: Sequence[State], parameters: set[str]) -> State:
 
 def acquisition_batches(client, rounds: float) -> Iterator[Batch]:
     """Training batches of so many rounds' local work, from streams that no round uses."""
-    training, count = client.training, len(client.train)
-    steps = training.local_steps
-    if steps is None:
-        steps = training.local_epochs * max(1, count // training.batch_size)
-    rng, generator = (
-        client.numpy_generator("acquisition"),
-        client.torch_generator("acquisition transform"),
-    )
-    for positions in batch_order(count, training.batch_size, rng, round(rounds * steps), None):
+    steps, size = round(rounds * planned_steps(client)), client.training.batch_size
+    rng = client.numpy_generator("acquisition")
+    generator = client.torch_generator("acquisition transform")
+    for positions in batch_order(client.size, size, rng, steps, None):
         yield client.train.training_batch(positions, generator)

@@ -25,7 +25,6 @@ from torch import nn
 from benchmark.hparams import Choice, LogUniform, hp
 from benchmark.method import Batch, register
 from methods.erm_pool import ErmPool
-from methods.ops.gradient_reversal import reverse_gradient
 from methods.ops.local_modules import keep, lend, train_along
 from methods.ops.sources import source_count, source_numbers
 
@@ -79,3 +78,19 @@ def domain_head(features: int, width: int, domains: int) -> nn.Sequential:
         nn.ReLU(inplace=True),
         nn.Linear(width, domains),
     )
+
+
+class _Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, strength: float) -> torch.Tensor:
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return -ctx.strength * gradient, None
+
+
+def reverse_gradient(x: torch.Tensor, strength: float) -> torch.Tensor:
+    """`x` itself; what flows back is −strength times what comes in."""
+    return _Reversal.apply(x, strength)

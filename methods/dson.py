@@ -34,14 +34,8 @@ from benchmark.backbones.base import Backbone
 from benchmark.hparams import Choice, hp
 from benchmark.method import Method, Predictor, register
 from benchmark.state import State, batchnorm_keys, copy_of
-from methods.ops.normalisation import (
-    Statistics,
-    TrainedMix,
-    converted,
-    instance_moments,
-    normalise_with,
-    replace_untrained,
-)
+from methods.ops.centred import centred_moments, joint_moments, unbiased
+from methods.ops.normalisation import TrainedMix, converted, normalise_with, replace_untrained
 
 
 class OptimisedNorm2d(TrainedMix):
@@ -53,7 +47,8 @@ class OptimisedNorm2d(TrainedMix):
         self.variance_logits = nn.Parameter(torch.ones(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        own = instance_moments(x, unbiased=x.shape[2] * x.shape[3] > 1)
+        centred, own_mean, variance = centred_moments(x)
+        own = own_mean, unbiased(variance, x)
         batch = self._batch_moments(*own)
         logits = self.mean_logits, self.variance_logits
         shares = (values.softmax(0) for values in logits)
@@ -61,8 +56,7 @@ class OptimisedNorm2d(TrainedMix):
             share[0] * one + share[1] * other
             for share, one, other in zip(shares, own, batch, strict=True)
         )
-        mixed = Statistics.of(mean, variance, self.eps)
-        return normalise_with(x, *mixed, self.weight, self.bias)
+        return normalise_with(centred, own_mean, mean, (variance + self.eps).sqrt(), self)
 
     def _batch_moments(
         self, means: torch.Tensor, variances: torch.Tensor
@@ -70,12 +64,11 @@ class OptimisedNorm2d(TrainedMix):
         """Of the batch in training, which the running ones follow, else the running ones."""
         if not self.training and self.running_mean is not None:
             return self.running_mean, self.running_var
-        mean = means.mean(0)
-        variance = variances.mean(0) + means.var(0, correction=0)
+        mean, variance = (part[0] for part in joint_moments(means, variances, dim=0))
         if self.training and self.track_running_stats:
             with torch.no_grad():
-                self.running_mean.lerp_(mean, self.momentum)
-                self.running_var.lerp_(variance, self.momentum)
+                self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+                self.running_var.lerp_(variance.to(self.running_var), self.momentum)
                 self.num_batches_tracked.add_(1)
         return mean, variance
 

@@ -21,18 +21,18 @@ from torch import nn
 
 from benchmark.hparams import Uniform, hp
 from benchmark.method import Method, register
+from methods.ops.centred import rescaled
 from methods.ops.chance import happens
 from methods.ops.stages import early_stages
-from methods.ops.style import recolour, spread, style_of
+from methods.ops.style import centred_style, spread
 
 
 def perturb_style(maps: torch.Tensor, factor: float) -> torch.Tensor:
     """Maps with statistics drawn around their own."""
-    own = style_of(maps)
-    mean, std = (
-        statistic + factor * torch.randn_like(statistic) * spread(statistic) for statistic in own
-    )
-    return recolour(maps, own, (mean, std))
+    centred, own = centred_style(maps)
+    own = torch.stack(own)
+    mean, std = torch.addcmul(own, torch.randn_like(own), spread(own, dim=1), value=factor)
+    return rescaled(centred, std / own[1], mean)
 
 
 class StyleUncertainty(nn.Module):

@@ -14,8 +14,8 @@ normalise by their own running statistics. The code trains pretrained networks w
 normalisation frozen in evaluation mode: that is `epi_freeze_batchnorm=True`, which would cripple a
 network that starts from scratch and is therefore not the default. Paper and code have no factor
 1/K, which makes a step K times as long as that of `erm_pool` at the same learning rate: that is
-`epi_sum=True`. The domain networks learn from plain means either way; the training loss that is
-reported contains theirs.
+`epi_sum=True`. Runs of the FedADG paper's tables have both. The domain networks learn from plain
+means either way; the training loss that is reported contains theirs.
 """
 
 from __future__ import annotations

@@ -57,8 +57,10 @@ from methods.ops.alignment import (
     one_hot,
     smoothing_term,
 )
+from methods.ops.features import classified
 from methods.ops.local_modules import keep, lend
-from methods.ops.side_training import classified, descend, planned_steps, side_optimizer
+from methods.ops.local_work import planned_steps
+from methods.ops.side_training import descend, side_optimizer
 
 
 @register(
@@ -161,12 +163,7 @@ class FedADG(Method):
         aligning = self.aligning(client)
         if not aligning and self.adg_smoothing == 0:
             return super().loss(client, batch)
-        with classified(client.model) as seen:
-            loss = super().loss(client, batch)
-        if not seen or len(seen[0][0]) != len(batch):  # another method classifies something else
-            features = client.model.features(batch.images)
-            seen = [(features, client.model.classifier(features))]
-        features, logits = seen[0]
+        loss, features, logits = classified(super().loss, client, batch)
         if self.adg_smoothing > 0:
             loss = loss + smoothing_term(logits, batch.labels, self.adg_smoothing)
         if not aligning:

@@ -26,6 +26,7 @@ batch normalisation with MixStyle in it. Not stated and chosen here:
 The paper prints ‖f − f_Δ‖², a sum over features (`cafl_reduction=sum`). In a trial with its λ2, its
 learning rate and its network, but fresh weights and synthetic images, that term drew all features
 to 0, and it diverges on small networks; so the default is the mean over features.
+G are the average of the last round's clients; nobody remembers anything of those who were absent.
 With λ1 = λ2 = 0 there is no second pass: the base. Layers that learn a mix themselves (`fedfd+bin`,
 `fedfd+dson`) use it in the ordinary pass only.
 """
@@ -44,8 +45,9 @@ from benchmark.errors import UserError
 from benchmark.hparams import Stated, Uniform, hp
 from benchmark.method import Batch, Method, register
 from methods.mixstyle import StyleMixing
+from methods.ops.agreement import feature_distance, total_loss
 from methods.ops.batchnorm import frozen_statistics
-from methods.ops.features import loss_and_features
+from methods.ops.features import classified
 from methods.ops.global_norm import (
     GlobalNorm2d,
     drop_snapshot,
@@ -65,17 +67,6 @@ class SecondPassStyles(StyleMixing):
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         return super().forward(maps) if self.active else maps
-
-
-def total_loss(
-    plain: torch.Tensor,
-    classification: torch.Tensor,
-    distance: torch.Tensor,
-    lambda1: float,
-    lambda2: float,
-) -> torch.Tensor:
-    """Eq. 5."""
-    return (1 - lambda1) * plain + lambda1 * classification + lambda2 * distance
 
 
 @register(
@@ -146,12 +137,12 @@ class FedFD(Method):
         if not self._second:
             return super().loss(client, batch)
         model = client.model
-        plain, features = loss_and_features(super().loss, client, batch)
+        plain, features, _ = classified(super().loss, client, batch)
         with self._diversified(model):
             diverse = model.features(batch.images)
         classification = F.cross_entropy(model.classifier(diverse), batch.labels)
-        squares = ((features.detach() if self.detach_clean else features) - diverse).square()
-        distance = squares.mean() if self.cafl_reduction == "mean" else squares.sum(1).mean()
+        features = features.detach() if self.detach_clean else features
+        distance = feature_distance(features, diverse, self.cafl_reduction)
         return total_loss(plain, classification, distance, self.lambda1, self.lambda2)
 
     @contextlib.contextmanager

@@ -31,7 +31,6 @@ have no statistics of a sample and no adapter. Not stated and chosen here:
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -41,12 +40,13 @@ from torch import nn
 
 from benchmark.backbones.base import Backbone
 from benchmark.hparams import LogUniform, hp
-from benchmark.method import Batch, Method, Predictor, register
+from benchmark.method import Batch, Predictor, register
 from methods.fedfd import FedFD
 from methods.ops.batchnorm import frozen_statistics
 from methods.ops.capture import captured
 from methods.ops.global_norm import global_norms, mixing
 from methods.ops.normalisation import Statistics, refuse_trained
+from methods.ops.side_training import side_optimizer
 
 
 class InstanceAdapter(nn.Module):
@@ -150,13 +150,8 @@ class FedFDA(FedFD):
         own = {id(parameter) for parameter in adapters.parameters()}
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in own]
-        small = copy.copy(client)  # a client whose network are the adapters
-        small.model, small.lr = adapters, self.adapter_lr * client.lr
-        other = Method.optimizer(self, small)
-        if "adapter_optimizer" in client.memory:
-            other.load_state_dict(client.memory["adapter_optimizer"])
-            for group in other.param_groups:
-                group["lr"] = small.lr
+        left = client.memory.get("adapter_optimizer")
+        other = side_optimizer(self, client, adapters, self.adapter_lr, left)
         client.scratch["adapter_optimizer"] = other
         return optimizer
 

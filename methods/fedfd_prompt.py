@@ -29,6 +29,7 @@ from benchmark.errors import UserError
 from benchmark.hparams import Stated, Uniform, hp
 from benchmark.method import Batch, register
 from methods.doprompt import DoPrompt
+from methods.ops.agreement import feature_distance, total_loss
 from methods.ops.capture import captured
 from methods.ops.prompts import find_prompts
 
@@ -87,10 +88,9 @@ class FedFDPrompt(DoPrompt):
             plain = super().loss(client, batch)
             with prompts.replaced(self.mixed(prompts.tokens, client.scratch["global_prompt"])):
                 classification = F.cross_entropy(model(batch.images), batch.labels)
-        squares = (features[0] - features[-1]).square()
-        distance = squares.mean() if self.prompt_reduction == "mean" else squares.sum(1).mean()
-        share = self.prompt_lambda1
-        return (1 - share) * plain + share * classification + self.prompt_lambda2 * distance
+        distance = feature_distance(features[0], features[-1], self.prompt_reduction)
+        lambdas = self.prompt_lambda1, self.prompt_lambda2
+        return total_loss(plain, classification, distance, *lambdas)
 
     def mixed(self, own: torch.Tensor, average: torch.Tensor) -> torch.Tensor:
         """p_Δ; u is drawn on the CPU, so that all devices see the same."""

@@ -37,9 +37,9 @@ import torch.nn.functional as F
 from benchmark.hparams import Choice, LogUniform, hp
 from benchmark.method import Batch, Method, register
 from benchmark.state import weighted_mean, write
-from datasets.samples import batch_order
 from methods.ops.batchnorm import frozen_statistics
-from methods.ops.capture import captured
+from methods.ops.features import classified
+from methods.ops.side_training import side_batches
 
 
 @register(
@@ -81,13 +81,7 @@ class FedIIR(Method):
         if "fediir" not in client.scratch:
             return super().loss(client, batch)
         classifier = client.model.classifier
-        with captured(classifier) as seen:
-            loss = super().loss(client, batch)
-        if seen and len(seen[0]) == len(batch):
-            logits = seen[0]
-        else:  # the loss to the right classified something else
-            with frozen_statistics(client.model):
-                logits = client.model(batch.images)
+        loss, _, logits = classified(super().loss, client, batch)
         risk = F.cross_entropy(logits, batch.labels)
         weights = dict(classifier.named_parameters())
         own = torch.autograd.grad(risk, list(weights.values()), create_graph=True)
@@ -120,8 +114,4 @@ def _mean_gradient(server, client) -> dict[str, Any]:
 
 def _one_pass(client) -> Iterator[Batch]:
     """Training batches of one epoch, at most as many as the client trains on in a round."""
-    training = client.training
-    rng, generator = client.numpy_generator("fediir"), client.torch_generator("fediir")
-    order = batch_order(client.size, training.batch_size, rng, None, 1)
-    for positions in itertools.islice(order, training.local_steps):
-        yield client.train.training_batch(positions, generator)
+    return itertools.islice(side_batches(client, "fediir", None, 1), client.training.local_steps)

@@ -6,7 +6,7 @@
 with momentum (`methods.ops.local_work`). Buffers, and parameters that clients keep
 (`fednova+fedbn`), take the plain mean. Where all clients take the same steps it is FedAvg, bit for
 bit; it matters for local work in epochs and with client checkpoint selection, where τ_k are the
-steps of the uploaded state.
+steps of the uploaded state. p_k and τ_eff are those of the round's clients.
 
 Paper: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
 Optimization, NeurIPS 2020. Leaves the client besides weights: one number, ‖a_k‖₁. It needs SGD that

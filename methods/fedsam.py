@@ -17,6 +17,7 @@ its datasets, so the default is SAM's usual 0.05. With ρ = 0 there is no second
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch.nn.utils import get_total_norm
@@ -24,7 +25,6 @@ from torch.nn.utils import get_total_norm
 from benchmark.hparams import Choice, hp
 from benchmark.method import Batch, Method, register
 from methods.ops.batchnorm import frozen_statistics
-from methods.ops.replay import random_state, replayed
 
 
 @register(
@@ -65,3 +65,27 @@ class FedSAM(Method):
         """ε for parameters that hold their gradients."""
         gradients = [weight.grad for _, weight in moved]
         return torch._foreach_mul(gradients, self.rho / (get_total_norm(gradients) + 1e-16))
+
+
+def random_state(device: torch.device) -> list[torch.Tensor]:
+    """Where torch's global generators stand: the processor's and, on a GPU, the GPU's."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set(states: list[torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+
+
+@contextlib.contextmanager
+def replayed(states: list[torch.Tensor], device: torch.device) -> Iterator[None]:
+    """Draw as if the generators still stood at `states`; afterwards they go on from where they are
+    now, so what follows is the same with or without the replay."""
+    now = random_state(device)
+    _set(states, device)
+    try:
+        yield
+    finally:
+        _set(now, device)

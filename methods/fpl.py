@@ -26,17 +26,16 @@ FedAvg bit for bit.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 
-from benchmark.backbones.base import Backbone
 from benchmark.hparams import Choice, LogUniform, hp
 from benchmark.method import Batch, Method, register
-from methods.ops.batchnorm import frozen_statistics
+from methods.ops.features import classified
 from methods.ops.finch import cluster_means, finch
+from methods.ops.local_work import planned_steps
 
 Prototypes = dict[str, torch.Tensor]
 """`means` (P, d) and the `classes` (P,) they are of."""
@@ -76,13 +75,7 @@ class FPL(Method):
     def loss(self, client, batch: Batch) -> torch.Tensor:
         if not self._uses_prototypes:
             return super().loss(client, batch)
-        with _classified(client.model) as seen:
-            loss = super().loss(client, batch)
-        if seen and len(seen[0]) == len(batch):
-            z = seen[0]
-        else:  # the loss to the right classified something else
-            with frozen_statistics(client.model):
-                z = client.model.features(batch.images)
+        loss, z, _ = classified(super().loss, client, batch)
         if client.scratch.pop("fpl_collects", False):
             _collect(client, z.detach(), batch.labels)
         if "fpl" not in client.scratch:
@@ -152,10 +145,8 @@ def pull(
 
 def _unseen_steps(client) -> int:
     """How many steps go by before the last pass over the client's data begins."""
-    training = client.training
-    per_epoch = max(1, client.size // training.batch_size)
-    steps = training.local_steps or training.local_epochs * per_epoch
-    return max(0, steps - per_epoch)
+    per_epoch = max(1, client.size // client.training.batch_size)
+    return max(0, planned_steps(client) - per_epoch)
 
 
 def _collect(client, z: torch.Tensor, labels: torch.Tensor) -> None:
@@ -165,14 +156,3 @@ def _collect(client, z: torch.Tensor, labels: torch.Tensor) -> None:
         client.scratch["fpl_counts"] = labels.new_zeros(classes)
     client.scratch["fpl_sums"].index_add_(0, labels, z)
     client.scratch["fpl_counts"] += torch.bincount(labels, minlength=classes)
-
-
-@contextlib.contextmanager
-def _classified(model: Backbone) -> Iterator[list[torch.Tensor]]:
-    """The features that go into the classifier meanwhile."""
-    seen: list[torch.Tensor] = []
-    handle = model.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()

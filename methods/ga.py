@@ -66,7 +66,7 @@ class GA(Method):
     def upload(self, client):
         update = super().upload(client)
         if self._adjusts(client):
-            client.scratch["ga"] = self._risk(client)
+            client.memory["ga"] = self._risk(client)
         return update
 
     def conclude(self, server, clients: Sequence) -> None:
@@ -76,7 +76,7 @@ class GA(Method):
         gaps = {}
         for client in clients:
             self._load_global(server, client)
-            own, ours = client.send("risks", [client.scratch.pop("ga"), self._risk(client)])
+            own, ours = client.send("risks", [client.memory.pop("ga"), self._risk(client)])
             gaps[client.id] = ours - own
         count = server.client_count
         weights = server.memory.get("ga", [1 / count] * count)

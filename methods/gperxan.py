@@ -6,7 +6,8 @@ features that the global classifier can use.
 
 Outputs are mixed, not statistics as in DSON, so the sides come apart: instance sides and the rest
 are federated, batch sides (γ, β and statistics) are personal. The global model that is tested is
-the average of everything, batch sides included.
+the average of everything that the round's clients have, batch sides included; a client that is not
+sampled keeps its own until it is.
 
 Paper: Le et al., Efficiently Assemble Normalization Layers and Regularization for Federated Domain
 Generalization, CVPR 2024; code lhkhiem28/gPerXAN (PACS only; the checkpoint it starts from is not
@@ -40,7 +41,7 @@ from benchmark.hparams import hp
 from benchmark.method import register
 from benchmark.state import batchnorm_keys
 from methods.guide import Guide
-from methods.ops.centred import centred_moments, rescaled
+from methods.ops.centred import instance_norm
 from methods.ops.normalisation import TrainedMix, converted, replace_untrained
 
 
@@ -62,11 +63,9 @@ class XAN2d(nn.Module):
         self.batch_logit = nn.Parameter(torch.ones(1, device=weight.device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        centred, _, variance = centred_moments(x)
-        scale = self.instance_weight / (variance + self.batch.eps).sqrt()
-        instance = rescaled(centred, scale, self.instance_bias)
+        instance = instance_norm(x, self.instance_weight, self.instance_bias, self.batch.eps)
         share = torch.sigmoid(self.batch_logit - self.instance_logit)  # softmax of the two
-        return torch.lerp(instance, self.batch(x), share)
+        return torch.lerp(instance, self.batch(x).to(instance), share)
 
 
 def stage_of(model: Backbone, path: str) -> str:

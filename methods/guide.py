@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from benchmark.hparams import Choice, hp
 from benchmark.method import Batch, Method, register
-from methods.ops.features import loss_and_features
+from methods.ops.features import classified
 
 
 @register(
@@ -48,6 +48,6 @@ class Guide(Method):
     def loss(self, client, batch: Batch) -> torch.Tensor:
         if self.guide_lambda == 0:
             return super().loss(client, batch)
-        loss, features = loss_and_features(super().loss, client, batch)
+        loss, features, _ = classified(super().loss, client, batch)
         guided = F.linear(features, *client.scratch["guide"])
         return loss + self.guide_lambda * F.cross_entropy(guided, batch.labels)

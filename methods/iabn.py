@@ -23,8 +23,9 @@ from torch import nn
 
 from benchmark.hparams import Choice, hp
 from benchmark.method import Predictor, register
+from methods.ops.centred import centred_moments, unbiased
 from methods.ops.inference import NormAtInference, with_norm
-from methods.ops.normalisation import converted, instance_moments, normalise_with
+from methods.ops.normalisation import converted, normalise_with
 
 
 def soft_shrink(difference: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
@@ -41,14 +42,15 @@ class InstanceAwareNorm2d(nn.BatchNorm2d):
         positions = x.shape[2] * x.shape[3]
         if positions == 1:
             return super().forward(x)
-        mean, variance = instance_moments(x, unbiased=True)
+        centred, own_mean, variance = centred_moments(x)
         expected = self.running_var + self.eps
         mean_error = (expected / positions).sqrt()
         variance_error = expected * (2 / (positions - 1)) ** 0.5
-        mean = self.running_mean + soft_shrink(mean - self.running_mean, self.k * mean_error)
-        shift = soft_shrink(variance - self.running_var, self.k * variance_error)
+        mean = self.running_mean + soft_shrink(own_mean - self.running_mean, self.k * mean_error)
+        excess = unbiased(variance, x) - self.running_var
+        shift = soft_shrink(excess, self.k * variance_error)
         std = ((self.running_var + shift).clamp_min(0) + self.eps).sqrt()
-        return normalise_with(x, mean, std, self.weight, self.bias)
+        return normalise_with(centred, own_mean, mean, std, self)
 
 
 @register(

@@ -26,19 +26,15 @@ from torch import nn
 from benchmark.backbones.base import Backbone
 from benchmark.hparams import Choice, hp
 from benchmark.method import Method, register
-from methods.ops.normalisation import (
-    Statistics,
-    instance_moments,
-    normalise_with,
-    replace_untrained,
-)
+from methods.ops.centred import instance_norm
+from methods.ops.normalisation import replace_untrained
 from methods.ops.stages import early_stages
 
 DENSE_LAYER = re.compile(r"denseblock[123]\.denselayer(\d+)\.norm1")
 
 
 class AffineInstanceNorm2d(nn.Module):
-    """Instance normalisation with γ and β; unlike PyTorch's it takes maps of one position."""
+    """Instance normalisation with γ and β of its own."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, eps: float):
         super().__init__()
@@ -46,8 +42,20 @@ class AffineInstanceNorm2d(nn.Module):
         self.weight, self.bias = (nn.Parameter(p.detach().clone()) for p in (weight, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        own = Statistics.of(*instance_moments(x), self.eps)
-        return normalise_with(x, *own, self.weight, self.bias)
+        return instance_norm(x, self.weight, self.bias, self.eps)
+
+
+class _Whole(torch.autograd.Function):
+    """The identity, whose gradient comes in one piece; kernels are far slower on a slice of one."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+        ctx.layout = layout
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.contiguous(memory_format=ctx.layout), None
 
 
 class IBN2d(nn.Module):
@@ -67,10 +75,12 @@ class IBN2d(nn.Module):
         self.batch.load_state_dict({k: v[other] if v.ndim else v for k, v in state})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, second = x.split(self.sizes, 1)
-        if self.instance_first:
-            return torch.cat((self.instance(first), self.batch(second)), 1)
-        return torch.cat((self.batch(first), self.instance(second)), 1)
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if last else torch.contiguous_format
+        sides = (self.instance, self.batch) if self.instance_first else (self.batch, self.instance)
+        parts = zip(sides, x.split(self.sizes, 1), strict=True)
+        done = [side(part.contiguous(memory_format=layout)) for side, part in parts]
+        return torch.cat([_Whole.apply(part, layout) for part in done], 1)
 
 
 def early_norms(model: Backbone) -> set[str]:

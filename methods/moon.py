@@ -18,9 +18,8 @@ with its own layers. With μ = 0 it is FedAvg on the network with the projection
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +29,7 @@ from benchmark.backbones.base import Backbone
 from benchmark.hparams import Choice, hp
 from benchmark.method import Batch, Method, register
 from benchmark.state import State, copy_of, state_of, write
+from methods.ops.features import classified
 
 
 @register(
@@ -63,10 +63,7 @@ class Moon(Method):
     def loss(self, client, batch: Batch) -> torch.Tensor:
         if "moon" not in client.scratch:
             return super().loss(client, batch)
-        with _classified(client.model) as seen:
-            loss = super().loss(client, batch)
-        usable = seen and len(seen[0]) == len(batch)  # another loss may classify something else
-        z = seen[0] if usable else client.model.features(batch.images)
+        loss, z, _ = classified(super().loss, client, batch)
         with torch.no_grad():
             z_global, z_previous = (m.features(batch.images) for m in client.scratch["moon"])
         return loss + self.moon_mu * contrast(z, z_global, z_previous, self.moon_temperature)
@@ -90,14 +87,3 @@ def _frozen(model: Backbone, state: State) -> Backbone:
     other = copy.deepcopy(model).eval().requires_grad_(False)
     write(state_of(other), state)
     return other
-
-
-@contextlib.contextmanager
-def _classified(model: Backbone) -> Iterator[list[torch.Tensor]]:
-    """The features that go into the classifier meanwhile, so the loss need not be computed here."""
-    seen: list[torch.Tensor] = []
-    handle = model.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()

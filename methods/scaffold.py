@@ -7,7 +7,9 @@ Paper: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federat
 2020. Leaves the client besides weights: the change of its control variate, as large as the
 parameters; the server's goes down, so traffic doubles. c and c_k start at 0 and cover parameters
 only: buffers, and parameters that clients keep (`scaffold+fedbn`), take the plain mean. N counts
-all clients. Weight decay and clipping belong to g: the correction is added after clipping.
+all clients; one that is not sampled keeps its c_k, which stays in c. Weight decay and clipping
+belong to g: the correction is added after clipping. η is each parameter's own (`scaffold+bin`);
+what another optimiser steps (the adapters of `scaffold+fedfd_a`) has no control variate.
 
 Differences: the paper's mean of y is uniform; here it follows `training.weights` (`uniform` is the
 paper's), while c stays the paper's uniform mean. The paper has no momentum; with momentum a
@@ -74,9 +76,11 @@ class Scaffold(Method):
         update = super().upload(client)
         correction = client.scratch.pop("scaffold_correction")
         start = client.scratch.pop("scaffold_start")
-        work = client.lr * gradient_weight(client.steps, client.training.momentum)
+        counts = gradient_weight(client.steps, client.training.momentum)
+        rates = _learning_rates(client)
         own, change = client.memory["scaffold"], {}
         for name, shift in correction.items():
+            work = rates.get(name, 0.0) * counts
             # at a rate of 0 the client has learnt nothing about its gradient
             new = (start[name] - client.state[name]) / work - shift if work else own[name]
             change[name] = new - own[name]
@@ -99,3 +103,11 @@ class Scaffold(Method):
         write(server.state, dict(zip(before, moved, strict=True)))
         change = changes.result()
         server.memory["scaffold"] = {name: c + change[name] for name, c in control.items()}
+
+
+def _learning_rates(client) -> dict[str, float]:
+    """Of every parameter that the client's optimiser steps; some methods give a few their own."""
+    groups = client.optimizer.param_groups
+    rates = {id(weight): group["lr"] for group in groups for weight in group["params"]}
+    named = client.model.named_parameters()
+    return {name: rates[id(weight)] for name, weight in named if id(weight) in rates}

@@ -4,7 +4,8 @@ Paper: Andreux et al., Siloed Federated Learning for Multi-Centric Histopatholog
 (MICCAI workshop) 2020; no official code. Leaves the client besides weights: nothing new, but the
 running statistics that the original keeps private are uploaded here, as in the FedFD-A paper, so
 that a global model with averaged statistics can be tested on an unseen domain. The original's
-privacy argument does not hold for that model.
+privacy argument does not hold for that model. A client that is not sampled keeps its statistics;
+the average is of the round's clients.
 
 Training normalises with batch statistics, so without client checkpoint selection the parameters
 follow FedAvg's bit for bit; only the running statistics differ, and little after many local steps.

@@ -10,6 +10,8 @@ samples of a class have in common.
 Paper: Park et al., StableFDG: Style and Attention Based Learning for Federated Domain
 Generalization, NeurIPS 2023; code savertm/StableFDG_github. Leaves the client besides weights: Φ,
 4 C numbers a round (256 on ResNet-18), which the server hands on to one other client as they are.
+Styles go round among the clients of a round, anew in each; of those absent nothing is kept (the
+code collects everybody's and uses the participants'), and a client alone shares and shifts nothing.
 
 Shifting (after the first stage) and exploring (after each of the first three) happen each with
 probability p for a whole batch. The first exploring place that acts oversamples and explores, later
@@ -49,13 +51,13 @@ from benchmark.errors import UserError
 from benchmark.hparams import Choice, LogUniform, Stated, Uniform, hp
 from benchmark.method import Batch, Method, register
 from benchmark.state import write
-from datasets.samples import batch_order
 from methods.ops.chance import happens
 from methods.ops.exploration import Plan, Slot, StyleExploration, StyleShifting
 from methods.ops.highlighter import Highlighter, average, maps_of
 from methods.ops.oversampling import enlarged, supplemented
 from methods.ops.partway import entering
 from methods.ops.shared_styles import client_style, derangements, farthest
+from methods.ops.side_training import side_batches
 from methods.ops.stages import early_stages
 from methods.ops.style import style_of
 
@@ -149,10 +151,8 @@ class StableFDG(Method):
     def _images(self, client):
         if self.stablefdg_variant == "paper":
             yield from (batch.images for batch in client.train.evaluation_batches())
-            return
-        rng, generator = client.numpy_generator("style"), client.torch_generator("style")
-        for rows in batch_order(client.size, client.training.batch_size, rng, None, 1):
-            yield client.train.training_batch(rows, generator).images
+        else:
+            yield from (batch.images for batch in side_batches(client, "style", None, 1))
 
     @property
     def _oversamples(self) -> bool:

@@ -7,7 +7,8 @@ Paper: Caldarola et al., Improving Generalization in Federated Learning by Seeki
 2022, after Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generalization, UAI
 2018. Leaves the client besides weights: nothing. It wraps any base: `swa+fedsam`, `swa+fedbn`;
 alone it is FedAvg + SWA. Predictor `swa` is the average (the global model until there is one), the
-base's own predictors follow. Training itself goes on from x, never from the average.
+base's own predictors follow. Training itself goes on from x, never from the average. Every model
+counts the same, whichever clients made it.
 
 Short runs: the cycle is min(c, max(1, rounds left // 2)), so that two models are averaged whenever
 two rounds are left, and the last round at the latest begins the averaging. Cycles of one round keep

@@ -10,7 +10,10 @@ from tabulate import tabulate
 
 from benchmark.estimate import duration
 from slurm.status import RunStatus, Status
+from slurm.wording import counted
 
+CLEAR = "\033[H\033[2J"
+"""Wipes the screen of a terminal."""
 SHOWN = 12
 """Lines of each list unless all are asked for."""
 COLOURS = {
@@ -35,8 +38,8 @@ def render(status: Status, colour: bool, everything: bool = False) -> str:
         _grid(status, dataset, colour) for dataset in _in_order(r.dataset for r in status.runs)
     ]
     counts = status.counts()
-    line = ", ".join(_paint(state, f"{count} {state}", colour) for state, count in counts.items())
-    blocks.append(f"{len(status.runs)} runs: {line}")
+    line = ", ".join(_count(state, count, colour) for state, count in counts.items())
+    blocks.append(f"{counted(len(status.runs), 'run')}: {line}")
     if status.note:
         blocks.append(f"note: {status.note}")
     for state in ("running", "failed", "lost", *(("pending", "done") if everything else ())):
@@ -49,11 +52,13 @@ def render(status: Status, colour: bool, everything: bool = False) -> str:
             blocks.append("\n".join(lines))
     if counts["failed"] or counts["lost"]:
         blocks.append("again: python -m slurm retry; why: python -m slurm logs RUN")
+    if counts["done"] == len(status.runs):
+        blocks.append("the same sweep command shows the table")
     return "\n\n".join(blocks)
 
 
 def _grid(status: Status, dataset: str, colour: bool) -> str:
-    """Methods by targets; a cell is done/all and the letters of what is not done."""
+    """Methods by targets."""
     cells: dict[tuple[str, str], list[RunStatus]] = {}
     for run in status.runs:
         if run.dataset == dataset:
@@ -67,20 +72,18 @@ def _grid(status: Status, dataset: str, colour: bool) -> str:
 
 
 def _cell(status: Status, runs: list[RunStatus] | None, colour: bool) -> str:
+    """How many of all are done, and what there is besides those that wait."""
     if not runs:
         return ""
     counts = status.counts(runs)
-    parts = [
-        _paint(
-            "done" if counts["done"] == len(runs) else "", f"{counts['done']}/{len(runs)}", colour
-        )
-    ]
-    parts += [
-        _paint(state, f"{count} {state}", colour)
+    finished = counts["done"] == len(runs)
+    done = _paint("done" if finished else "", f"{counts['done']}/{len(runs)}", colour)
+    others = [
+        _count(state, count, colour)
         for state, count in counts.items()
         if count and state not in ("done", "pending")
     ]
-    return " ".join(parts)
+    return " ".join([done, *others])
 
 
 def _line(run: RunStatus, colour: bool) -> str:
@@ -97,6 +100,11 @@ def _line(run: RunStatus, colour: bool) -> str:
     if run.reason:
         parts.append(run.reason)
     return "  ".join(parts)
+
+
+def _count(state: str, count: int, colour: bool) -> str:
+    """What there is none of is not to catch the eye."""
+    return _paint(state if count else "", f"{count} {state}", colour)
 
 
 def _paint(state: str, text: str, colour: bool) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -29,11 +31,25 @@ class LimitReached(Exception):
     """The cluster takes no more tasks of this user at present."""
 
 
+class Busy(UserError):
+    """The controller does not answer at present."""
+
+
 class Executor(SlurmExecutor):
     """Submits arrays of `Job`s."""
 
-    def __init__(self, folder: Path, name: str, profile: Profile, threads: int, parallelism: int):
+    def __init__(
+        self,
+        folder: Path,
+        array: tuple[str, int],
+        profile: Profile,
+        threads: int,
+        parallelism: int,
+    ):
+        """`array` is the submission and the number of the array in it."""
         super().__init__(folder, python=profile.python)
+        self.array = array
+        name = scheduler.job_name(*array)
         self.update_parameters(**parameters(folder, name, profile, threads, parallelism))
 
     @classmethod
@@ -57,29 +73,25 @@ class Executor(SlurmExecutor):
 
     def submit_jobs(self, jobs: Sequence[Job], pauses: Sequence[float] = PAUSES) -> str:
         """Submit one array, patiently; its number in SLURM."""
-        for pause in (*pauses, None):
+        for pause in pauses:
             try:
-                return self.submit_array(jobs)[0].job_id.partition("_")[0]
-            except (FailedJobError, FailedSubmissionError) as error:
-                message = str(error)
-            if FULL.search(message):
-                raise LimitReached(_last_line(message))
-            if pause is None or not BUSY.search(message):
-                raise refusal(message, self.parameters.get("partition"))
-            time.sleep(pause)
-            self._cancel_unanswered()
-        raise AssertionError
+                return self._submit_once(jobs)
+            except Busy:
+                time.sleep(pause)
+            # It may have been accepted although the answer got lost: without its pickles it would
+            # do nothing.
+            with contextlib.suppress(scheduler.NoAnswer):
+                scheduler.cancel_tasks(lambda task: task[:2] == self.array)
+        return self._submit_once(jobs)
 
-    def _cancel_unanswered(self) -> None:
-        """An array may have been accepted although the answer got lost; it has no pickles, so it
-        would do nothing."""
-        name = self.parameters["job_name"]
+    def _submit_once(self, jobs: Sequence[Job]) -> str:
         try:
-            found = scheduler.live_tasks()
-        except scheduler.NoAnswer:
-            return
-        jobs = [one.job for (who, k, _), one in found.items() if scheduler.job_name(who, k) == name]
-        scheduler.cancel(jobs)
+            return self.submit_array(jobs)[0].job_id.partition("_")[0]
+        except (FailedJobError, FailedSubmissionError) as error:
+            message = str(error)
+        if FULL.search(message):
+            raise LimitReached(_last_line(message))
+        raise refusal(message, self.parameters.get("partition"))
 
 
 def parameters(
@@ -94,7 +106,7 @@ def parameters(
     setup += profile.setup
     setup += [
         "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
-        f'export {DEATHS}="{folder}/${{SLURM_ARRAY_TASK_ID:-0}}.deaths"',
+        f"export {DEATHS}={shlex.quote(str(folder))}/${{SLURM_ARRAY_TASK_ID:-0}}.deaths",
     ]
     chosen = {
         "job_name": name,
@@ -118,12 +130,12 @@ def parameters(
 def refusal(message: str, partition: str | None) -> UserError:
     """sbatch's complaint in one line that says what to do."""
     line = _last_line(message)
+    if BUSY.search(message):
+        return Busy(f"sbatch refused: {line}; is the controller up? Try again later")
     hint = "change the profile or pass --slurm KEY=VALUE"
     if re.search(r"partition", line, re.IGNORECASE):
         valid = ", ".join(scheduler.partitions()) or "unknown"
         hint = f"partition {partition!r}; this cluster has: {valid}"
-    elif BUSY.search(line):
-        hint = "is the controller up? nothing was submitted; try again later"
     return UserError(f"sbatch refused: {line}; {hint}")
 
 

@@ -9,6 +9,9 @@ process ends without waiting, and the run continues from the checkpoint before.
 A process that dies otherwise is counted by the batch script and its task put back in the queue as
 well. A run during which it died more often than `retries` is recorded as failed, so that the rest
 of its pack goes on.
+
+One thing is beyond a task: a controller that is killed in the seconds after it accepted a requeue
+has forgotten it when it comes back. Such runs are `lost`; the same sweep command continues them.
 """
 
 from __future__ import annotations

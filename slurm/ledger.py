@@ -18,84 +18,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import json
 import os
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmark.errors import UserError
-from benchmark.spec import RunSpec
 from datasets.base import write_atomically
+from slurm.manifest import Manifest
 
-SCHEMA = 1
 MARKER_SECONDS = 600.0
-"""After this long without a sign, a shell on another machine is taken to be dead."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """One submission: what was asked for, and which runs stand in which task of which array."""
-
-    submission: str
-    created: str
-    user: str
-    profile: Mapping[str, Any]
-    place: Mapping[str, Any]
-    plugins: list[str]
-    runs: Mapping[str, Mapping[str, Any]]
-    """Specs as JSON by run id."""
-    arrays: list[list[list[str]]]
-    """Run ids by array and task."""
-    claims: Mapping[str, int]
-    """The number of each run's claim."""
-
-    def to_json(self) -> dict[str, Any]:
-        names = [field.name for field in dataclasses.fields(self)]
-        return {"schema": SCHEMA, **{name: getattr(self, name) for name in names}}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']}, this version reads {SCHEMA}")
-        return cls(**{field.name: data[field.name] for field in dataclasses.fields(cls)})
-
-    @cached_property
-    def places(self) -> dict[str, tuple[int, int]]:
-        """Array and task of each run."""
-        return {
-            run: (a, t)
-            for a, tasks in enumerate(self.arrays)
-            for t, runs in enumerate(tasks)
-            for run in runs
-        }
-
-    def spec(self, run: str) -> RunSpec:
-        return RunSpec.from_json(self.runs[run])
-
-    def first_arrays(self, count: int) -> Manifest:
-        """The manifest of what was accepted."""
-        arrays = self.arrays[:count]
-        kept = {run for tasks in arrays for task in tasks for run in task}
-        return dataclasses.replace(
-            self,
-            arrays=arrays,
-            runs={run: spec for run, spec in self.runs.items() if run in kept},
-            claims={run: number for run, number in self.claims.items() if run in kept},
-        )
+"""After this long without a sign, a shell is taken to be dead."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
     """The n-th claim of a run."""
 
-    run: str
     number: int
     submission: str
 
@@ -116,11 +60,13 @@ class Ledger:
     def open_submission(self) -> str:
         """A new name with its marker: from now on this shell may claim."""
         submission = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        (self.folder / "claims").mkdir(parents=True, exist_ok=True)
-        folder = self.submission_folder(submission)
-        folder.mkdir(parents=True)
         who = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
-        write_atomically(folder / "submitting", lambda path: path.write_text(who))
+        try:
+            (self.folder / "claims").mkdir(parents=True, exist_ok=True)
+            write_atomically(self._marker(submission), lambda path: path.write_text(who))
+        except OSError:
+            self.drop_submission(submission)
+            raise
         return submission
 
     def still_submitting(self, submission: str) -> None:
@@ -193,7 +139,7 @@ class Ledger:
             if number.isdigit():
                 highest[run] = max(highest.get(run, 0), int(number))
         return {
-            run: Claim(run, number, os.readlink(folder / f"{run}.{number}"))
+            run: Claim(number, os.readlink(folder / f"{run}.{number}"))
             for run, number in highest.items()
         }
 
@@ -245,20 +191,12 @@ class Ledger:
         return self.submission_folder(submission) / "submitting"
 
 
-def new_manifest(submission: str, specs: Iterable[RunSpec], **values: Any) -> Manifest:
-    return Manifest(
-        submission=submission,
-        created=time.strftime("%Y-%m-%dT%H:%M:%S"),
-        user=getpass.getuser(),
-        runs={spec.id: spec.to_json() for spec in specs},
-        **values,
-    )
-
-
 def _shell_lives(host: str, pid: int, age: float) -> bool:
-    """A shell of this machine can be looked at; one elsewhere lives by its sign."""
+    """A shell lives by its sign; one of this machine can be looked at, too."""
+    if age >= MARKER_SECONDS:
+        return False
     if host != socket.gethostname():
-        return age < MARKER_SECONDS
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

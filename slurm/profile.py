@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 import os
 import re
@@ -70,7 +71,7 @@ def overridden(profile: Mapping[str, Any], assignments: Iterable[str]) -> Profil
 
 
 def make_profile(given: Mapping[str, Any], name: str) -> Profile:
-    listing = ", ".join(f"{key}={_plain(value)}" for key, value in defaults(Profile).items())
+    listing = ", ".join(f"{key}={plain(value)}" for key, value in defaults(Profile).items())
     for key in given:
         if key not in fields(Profile):
             error = unknown(f"key of SLURM profile {name}", key, fields(Profile))
@@ -129,18 +130,20 @@ def _parse(assignments: Iterable[str]) -> dict[str, str]:
 
 
 def _prepared(key: str, value: Any) -> Any:
-    """Lists given as text are separated by semicolons; SLURM's times may be plain numbers."""
+    """Lists given as text are separated by semicolons; a time may be a number of minutes, and
+    12:00:00 without quotes is a time of day to TOML."""
     if isinstance(fields(Profile)[key].default, tuple):
         items = value.split(";") if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             raise UserError(f'SLURM profile: {key} is a list of texts, e.g. {key} = ["…"]')
         return tuple(item.strip() for item in items if item.strip())
-    if isinstance(fields(Profile)[key].default, str) and isinstance(value, int):
+    if isinstance(fields(Profile)[key].default, str) and isinstance(value, int | datetime.time):
         return str(value)
     return value
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """A value for people."""
     return "none" if value is None or value == () else str(value)
 
 

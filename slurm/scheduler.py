@@ -7,7 +7,7 @@ import getpass
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from benchmark.errors import UserError
 
@@ -16,6 +16,8 @@ PREFIX = "fdb-"
 gives a number, so a task is never nobody's, whenever its submitter is killed."""
 CALL_SECONDS = 60
 SCANCEL_AT_ONCE = 500
+USUAL_ARRAY = 1001
+"""SLURM's own limit on tasks of an array, unless a cluster says otherwise."""
 
 Task = tuple[str, int, int]
 """Submission, array and place in the array: who a task is, whatever its number in SLURM."""
@@ -27,9 +29,7 @@ class Live:
 
     job: str
     state: str
-    left: str
     reason: str
-    node: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,25 +52,25 @@ def job_name(submission: str, array: int) -> str:
 def live_tasks(users: Iterable[str] = ()) -> dict[Task, Live]:
     """Every task of ours in the queue, from one call of squeue."""
     people = ",".join(sorted({getpass.getuser(), *users}))
-    columns = "%j|%F|%K|%T|%L|%N|%r"
+    columns = "%j|%F|%K|%T|%r"
     text = _call("squeue", "--noheader", "--array", f"--user={people}", f"--format={columns}")
     found = {}
     for line in text.splitlines():
-        name, job, index, state, left, node, reason = line.split("|", 6)
+        name, job, index, state, reason = line.split("|", 4)
         if (task := _task(name, index)) is not None:
             number = f"{job}_{index}" if index.isdigit() else job
-            found[task] = Live(number, state, left, reason, node)
+            found[task] = Live(number, state, reason)
     return found
 
 
-def ended_tasks(names: Sequence[str], since: str) -> dict[Task, Ended] | None:
-    """How tasks ended, from one call of sacct; None where there is no accounting."""
+def ended_tasks(names: Sequence[str], since: str) -> dict[Task, Ended]:
+    """How tasks ended, from one call of sacct; where there is no accounting, nothing is known."""
     columns = "--format=JobName%80,JobID,State,ExitCode"
-    flags = ["--noheader", "--parsable2", "--allocations", "--duplicates", columns]
+    flags = ["--noheader", "--parsable2", "--allocations", "--duplicates", "--allusers", columns]
     try:
         text = _call("sacct", *flags, f"--name={','.join(names)}", f"--starttime={since}")
     except NoAnswer:
-        return None
+        return {}
     found = {}
     for line in text.splitlines():
         name, job, state, code = line.split("|", 3)
@@ -84,7 +84,7 @@ def largest_array() -> int:
     """The most tasks that one array may have on this cluster."""
     text = _call("scontrol", "show", "config")
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
-    size = int(match.group(1)) if match else 1001
+    size = int(match.group(1)) if match else USUAL_ARRAY
     if size < 1:
         raise UserError("this cluster allows no job arrays (MaxArraySize=0)")
     return size
@@ -98,9 +98,12 @@ def partitions() -> list[str]:
         return []
 
 
-def cancel(jobs: Sequence[str]) -> None:
+def cancel_tasks(ours: Callable[[Task], bool], users: Iterable[str] = ()) -> int:
+    """Cancel the live tasks that are `ours`; how many they were."""
+    jobs = [live.job for task, live in live_tasks(users).items() if ours(task)]
     for start in range(0, len(jobs), SCANCEL_AT_ONCE):
         _call("scancel", *jobs[start : start + SCANCEL_AT_ONCE])
+    return len(jobs)
 
 
 def require_slurm() -> None:

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark.results import read_failure
 from slurm import scheduler
-from slurm.ledger import Ledger, Manifest
+from slurm.ledger import Ledger
+from slurm.manifest import Manifest
 from slurm.scheduler import Live, Task
 
 STATES = ("done", "running", "pending", "failed", "lost", "unknown")
@@ -84,18 +86,18 @@ def status(ledger: Ledger) -> Status:
         if run in done:
             runs.append(_run(manifest, run, "done"))
         else:
-            runs.append(_open_run(ledger, manifest, run, run in failed, live, note is None))
+            runs.append(_open_run(ledger, manifest, run, failed.get(run), live, note is None))
     return Status(_with_reasons(runs, owners), note)
 
 
-def stored(root: Path) -> tuple[set[str], set[str]]:
-    """Ids of finished and of failed runs, from the names of their files."""
-    done, failed = set(), set()
+def stored(root: Path) -> tuple[set[str], dict[str, Path]]:
+    """Ids of finished runs and, with their notes, of failed ones, from the names of the files."""
+    done, failed = set(), {}
     for dataset in _folders(root):
         for method in _folders(dataset):
             for name in os.listdir(method):
                 if name.endswith(".failed.json"):
-                    failed.add(name.removesuffix(".failed.json"))
+                    failed[name.removesuffix(".failed.json")] = method / name
                 elif name.endswith(".json"):
                     done.add(name.removesuffix(".json"))
     return done, failed
@@ -116,26 +118,29 @@ def _open_run(
     ledger: Ledger,
     manifest: Manifest,
     run: str,
-    failed: bool,
+    failure: Path | None,
     live: Mapping[Task, Live],
     answered: bool,
 ) -> RunStatus:
     """A run without a result: what its task does with it, or did."""
-    array, position = manifest.places.get(run, (-1, -1))
+    array, position = manifest.places[run]
     task = live.get((manifest.submission, array, position))
     entry = ledger.progress(run) or {}
     if entry.get("submission") != manifest.submission:
         entry = {}
     state = entry.get("state")
-    if state == "failed" or (failed and answered and task is None):
-        return _run(manifest, run, "failed", job=task and task.job)
+    # A live task may be there to try again what failed before.
+    if state == "failed" or (failure and task is None):
+        reason = failure and read_failure(failure)
+        return _run(manifest, run, "failed", job=task and task.job, reason=reason)
     if not answered:
-        return _run(manifest, run, "failed" if failed else "unknown")
+        return _run(manifest, run, "unknown")
     if task is None:
         return _run(manifest, run, "lost")
     if task.state == "RUNNING" and state == "running":
         return _run(manifest, run, "running", job=task.job, **_pace(entry))
-    return _run(manifest, run, "pending", job=task.job, reason=_why_pending(task, state))
+    alone = len(manifest.arrays[array][position]) == 1
+    return _run(manifest, run, "pending", job=task.job, reason=_why_pending(task, alone))
 
 
 def _pace(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,9 +153,11 @@ def _pace(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"round": done, "rounds": rounds, "seconds_left": left}
 
 
-def _why_pending(task: Live, state: str | None) -> str | None:
+def _why_pending(task: Live, alone: bool) -> str | None:
     if task.state == "RUNNING":
-        return "later in its pack"
+        return "starting" if alone else "later in its pack"
+    if task.state == "COMPLETING":
+        return "its task is just ending"
     return None if task.reason in ("None", "") else task.reason
 
 
@@ -169,8 +176,8 @@ def _run(manifest: Manifest, run: str, state: str, **more: Any) -> RunStatus:
 
 def _with_reasons(runs: list[RunStatus], owners: Mapping[str, Manifest]) -> list[RunStatus]:
     """Say of lost runs how their tasks ended, where accounting knows."""
-    lost = [run for run in runs if run.state == "lost"]
-    manifests = {owners[run.run].submission: owners[run.run] for run in lost}
+    lost = [owners[run.run] for run in runs if run.state == "lost"]
+    manifests = {manifest.submission: manifest for manifest in lost}
     if not lost:
         return runs
     names = [
@@ -179,11 +186,11 @@ def _with_reasons(runs: list[RunStatus], owners: Mapping[str, Manifest]) -> list
         for k in range(len(manifest.arrays))
     ]
     since = min(manifest.created for manifest in manifests.values())[:10]
-    ended = scheduler.ended_tasks(names, since) or {}
+    ended = scheduler.ended_tasks(names, since)
 
     def explained(run: RunStatus) -> RunStatus:
         manifest = owners[run.run]
-        how = ended.get((manifest.submission, *manifest.places.get(run.run, (-1, -1))))
+        how = ended.get((manifest.submission, *manifest.places[run.run]))
         if how is None:
             return run
         return dataclasses.replace(run, job=how.job, reason=f"{how.state} {how.exit_code}")

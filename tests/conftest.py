@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmark.execute import Place, assemble
+from benchmark.federation import rounds
 from benchmark.protocol import Protocol, plan
 from benchmark.registry import load_plugin
 from benchmark.results import ResultStore
@@ -51,3 +52,18 @@ def place(tmp_path) -> Place:
 def federation(place):
     """Make the server, clients and method of a spec."""
     return lambda spec: assemble(spec, place)
+
+
+def rates_by_round(ours) -> list[list[float]]:
+    """The learning rates of the first client's optimiser in its last step of each round."""
+    client, seen, rates = ours.clients[0], [], []
+    descend = client.descend
+
+    def watched() -> None:
+        seen.append([group["lr"] for group in client.optimizer.param_groups])
+        descend()
+
+    client.descend = watched
+    for _ in rounds(ours.method, ours.server, ours.clients):
+        rates.append(seen[-1])
+    return rates

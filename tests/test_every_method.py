@@ -60,6 +60,7 @@ def test_it_trains_with_a_finite_loss_and_predicts_every_class(name, federation)
     before = {key: value.clone() for key, value in ours.server.state.items()}
     for round in rounds(ours.method, ours.server, ours.clients):
         assert 0 <= round.loss < 100
+        assert not any("optimizer" in vars(client) for client in round.chosen)
     assert any(not torch.equal(before[key], ours.server.state[key]) for key in before)
     images = next(ours.clients[0].val.evaluation_batches()).images
     predictors = ours.method.predictors(ours.server, ours.clients)
@@ -109,6 +110,17 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(name, participation, tm
     assert resumed_from[0] > 0, "the checkpoint was not taken up"
     assert outcome(result) == outcome(whole)
     assert not store.checkpoint_path(spec).exists()
+
+
+@every_method
+def test_clients_in_parallel_give_the_same_bits(name, tmp_path):
+    spec = toy_spec(name, **fitting(name), **partial(name))
+    outcomes = [
+        outcome(execute(spec, ResultStore(tmp_path / str(count)), place))
+        for count in (1, 2)
+        for place in [Place(data=tmp_path / "data", client_workers=count)]
+    ]
+    assert outcomes[0] == outcomes[1]
 
 
 def test_one_worker_or_two_give_the_same_bits(tmp_path):

@@ -15,7 +15,7 @@ from benchmark.seeds import seed_for
 from benchmark.state import copy_of
 from datasets.partition import Shard
 from datasets.samples import batch_order
-from tests.conftest import TRAINING, toy_spec
+from tests.conftest import TRAINING, rates_by_round, toy_spec
 
 
 def equal(one, other) -> bool:
@@ -163,9 +163,7 @@ def test_kept_optimiser_state_survives_a_round_and_fresh_does_not(federation):
 def test_the_schedule_reaches_a_kept_optimiser(federation):
     training = TRAINING.changed({"keep_optimizer": True, "schedule": "step", "step_rounds": 1})
     ours = federation(toy_spec(training=training))
-    rates = []
-    for _ in rounds(ours.method, ours.server, ours.clients):
-        rates.append(ours.clients[0].optimizer.param_groups[0]["lr"])
+    rates = [rate for (rate,) in rates_by_round(ours)]
     assert rates == pytest.approx([0.05, 0.005, 0.0005])
 
 

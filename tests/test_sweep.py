@@ -194,13 +194,13 @@ def children(parent: int) -> list[int]:
 
 def test_interrupting_stops_cleanly_and_the_next_call_continues(out, tmp_path):
     flags = ["--datasets", "Toy", "--plugin", TOY, "--methods", "fedbn", "--targets", "red"]
-    flags += ["--set", "training.rounds=150", "training.local_steps=2", "training.batch_size=8"]
+    flags += ["--set", "training.rounds=400", "training.local_steps=2", "training.batch_size=8"]
     flags += ["--out", out, "--workers", "1"]
     process = subprocess.Popen(command(*flags), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while process.poll() is None and not workers_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(2.0)
+    time.sleep(1.0)
     assert process.poll() is None, "it ended before it could be interrupted"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -11,7 +11,6 @@ import torchvision.transforms.v2.functional as functional
 from PIL import Image
 from scipy import stats
 
-from benchmark import bench_input
 from datasets import augment
 from datasets.transforms import Dassl, transforms
 
@@ -407,23 +406,3 @@ def test_normalising_does_not_depend_on_the_memory_layout():
 
 
 # --- the benchmark of the input pipeline ---------------------------------------------------------
-
-
-def test_the_input_benchmark_prints_one_table(tmp_path, capsys):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for k, image in enumerate(pictures(2, 40, 36)):
-            Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / name / f"{k}.png")
-    arguments = ["--root", str(tmp_path), "--size", "32", "--batch-size", "2", "--repeats", "1"]
-    with pytest.raises(SystemExit) as end:
-        bench_input.main(arguments)
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert end.value.code == 0
-    assert len(lines) == 7 and all(line.startswith("|") and line.endswith("|") for line in lines)
-
-
-def test_the_input_benchmark_names_a_wrong_folder(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        bench_input.main(["--root", str(tmp_path / "absent")])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -9,6 +9,9 @@ REFERENCES = {
     "reference=adaptive (learned)": "learned",
 }
 
+EPI_FCR = {"epi_fcr": {"epi_sum": True, "epi_freeze_batchnorm": True}}
+"""As in its public code: summed losses, batch normalisation of pretrained networks frozen."""
+
 PAPER = Paper(
     settings={
         "single_domain_3": ("fedadg", {}),
@@ -20,7 +23,7 @@ PAPER = Paper(
         "FedADG": Reading("fedadg"),
         "FedDG": Reading("elcfs"),
         "DANN": Reading("dann"),
-        "Epi-FCR": Reading("epi_fcr"),
+        "Epi-FCR": Reading("epi_fcr", EPI_FCR),
         "MTSSL": Reading("mtssl"),
         "EISNet": Reading("eisnet"),
         "L2A-OT": Reading("l2a_ot"),

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from methods.ops.centred import rescaled
 from methods.ops.shared_styles import shift_styles
-from methods.ops.style import Style, blend, detached, recolour, style_of
+from methods.ops.style import Style, blend, centred_style
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +85,17 @@ class StyleExploration(nn.Module):
             maps = maps[plan.rows]
         elif self.shares is None:
             return maps
-        own = style_of(maps)
+        centred, own = centred_style(maps)
         old = len(maps) - plan.copies if extends else len(maps)
-        new = explored(detached(own), old, self.level, self.clamp)
+        new = explored((own[0].detach(), own[1].detach()), old, self.level, self.clamp)
         if self.shares is None:  # nothing happens to the samples that were there
-            later = recolour(maps[old:], (own[0][old:], own[1][old:]), (new[0][old:], new[1][old:]))
+            later = rescaled(centred[old:], new[1][old:] / own[1][old:], new[0][old:])
             return torch.cat([maps[:old], later])
-        share = self.shares.sample((len(maps), 1, 1, 1)).to(maps)
+        share = self.shares.sample((len(maps), 1)).to(maps)
         order = torch.randperm(len(maps)).to(maps.device)
+        mean, std = blend(new, (new[0][order], new[1][order]), share)
         # Only the new styles are constants: the gradient goes through the normalisation.
-        return recolour(maps, own, blend(new, (new[0][order], new[1][order]), share))
+        return rescaled(centred, std / own[1], mean)
 
 
 def explored(styles: Style, old: int, level: float, clamp: bool = False) -> Style:

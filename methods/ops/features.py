@@ -1,9 +1,9 @@
-"""The features behind another method's loss, without a second pass through the network."""
+"""The features and logits behind another method's loss, without a second pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,21 +16,29 @@ if TYPE_CHECKING:
 Loss = Callable[["Client", Batch], torch.Tensor]
 
 
-def loss_and_features(
-    loss: Loss, client: Client, batch: Batch
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`loss(client, batch)` and the batch's features: what first went into the classifier in it,
-    with its gradient. Where the loss classifies anything else than this batch, one more pass,
-    which leaves running statistics alone, gives the features."""
-    seen: list[torch.Tensor] = []
-    hook = client.model.classifier.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+class Classified(NamedTuple):
+    """A loss, and what the classifier got and gave for the batch in it."""
+
+    loss: torch.Tensor
+    features: torch.Tensor
+    logits: torch.Tensor
+
+
+def classified(loss: Loss, client: Client, batch: Batch) -> Classified:
+    """`loss(client, batch)` with the features that first went into the classifier in it and the
+    logits that came out, all with their gradients. Where the loss classifies anything else than
+    this batch, one more pass, which leaves running statistics alone, gives them."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    classifier = client.model.classifier
+    hook = classifier.register_forward_hook(lambda _, x, output: seen.append((x[0], output)))
     try:
         value = loss(client, batch)
     finally:
         hook.remove()
-    for features in seen:
+    for features, logits in seen:
         # Some losses first look at detached features: those would teach the network nothing.
         if len(features) == len(batch) and features.grad_fn is not None:
-            return value, features
+            return Classified(value, features, logits)
     with frozen_statistics(client.model):
-        return value, client.model.features(batch.images)
+        features = client.model.features(batch.images)
+    return Classified(value, features, classifier(features))

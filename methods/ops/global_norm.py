@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import nn
 
-from methods.ops.centred import centred_moments, rescaled
+from methods.ops.centred import joint_moments
 from methods.ops.normalisation import (
     Mix,
     MixedNorm2d,
     Statistics,
     TrainedMix,
     converted,
-    mixed_statistics,
 )
 
 
@@ -38,22 +37,11 @@ class GlobalNorm2d(MixedNorm2d):
     def reference(self) -> Statistics:
         return super().reference() if self.snapshot is None else self.snapshot
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.mix is None:
-            return super().forward(x)
-        centred, mean, variance = centred_moments(x)
-        local, reference = self._local(mean, variance), self.reference()
-        mixed = mixed_statistics(self.mix(local, reference), local, reference)
-        # Weights outside of [0, 1] can make a spread vanish or negative; inside this does nothing.
-        scale = self.weight / mixed.std.clamp_min(self.eps**0.5)
-        return rescaled(centred, scale, torch.addcmul(self.bias, mean - mixed.mean, scale))
-
-    def _local(self, mean: torch.Tensor, variance: torch.Tensor) -> Statistics:
-        """The local side of the mix (B, C), from the moments of each sample."""
+    def local(self, mean: torch.Tensor, variance: torch.Tensor) -> Statistics:
         if self.of_batch:
-            variance = (variance.mean(0) + mean.var(0, correction=0)).expand_as(mean)
-            mean = mean.mean(0).expand_as(mean)
-        own = Statistics.of(mean, variance, self.eps)
+            joint = joint_moments(mean, variance, dim=0)
+            mean, variance = (part.expand_as(mean) for part in joint)
+        own = super().local(mean, variance)
         return Statistics(*(part.detach() for part in own)) if self.constant else own
 
 

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from benchmark.backbones.base import Backbone
 from benchmark.method import Method
+
+if TYPE_CHECKING:
+    from benchmark.federation import Client
+
+
+def planned_steps(client: Client) -> int:
+    """The protocol's local work of one visit, in optimiser steps."""
+    training = client.training
+    if training.local_steps is not None:
+        return training.local_steps
+    return training.local_epochs * max(1, client.size // training.batch_size)
 
 
 def gradient_weight(steps: int, momentum: float, pull: float = 0.0) -> float:

@@ -15,6 +15,7 @@ from torch import nn
 
 from benchmark.backbones.base import replace_norm
 from benchmark.errors import UserError
+from methods.ops.centred import centred_moments, joint_moments, rescaled
 
 Layer = TypeVar("Layer", bound=nn.BatchNorm2d)
 
@@ -35,26 +36,13 @@ Mix = Callable[[Statistics, Statistics], torch.Tensor | float]
 every sample the same, (B, 1) for every channel the same, or (B, C)."""
 
 
-def instance_moments(x: torch.Tensor, unbiased: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance (B, C) of each map; the unbiased variance of one position is not a number.
-
-    In two plain passes, which on channels-last maps are several times faster than `torch.var_mean`
-    and as exact.
-    """
-    mean = x.mean((2, 3))
-    squares = (x - mean[:, :, None, None]).square()
-    if unbiased:
-        return mean, squares.sum((2, 3)) / (x.shape[2] * x.shape[3] - 1)
-    return mean, squares.mean((2, 3))
-
-
 def pooled_moments(
     mean: torch.Tensor, variance: torch.Tensor, copies: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Moments over each group of `copies` consecutive samples, handed to each of its members."""
     means, variances = (part.unflatten(0, (-1, copies)) for part in (mean, variance))
-    pooled = means.mean(1), variances.mean(1) + means.var(1, correction=0)
-    mean, variance = (part.repeat_interleave(copies, 0) for part in pooled)
+    pooled = joint_moments(means, variances, dim=1)
+    mean, variance = (part.expand_as(means).flatten(0, 1) for part in pooled)
     return mean, variance
 
 
@@ -73,21 +61,17 @@ def mixed_statistics(
 
 
 def normalise_with(
-    x: torch.Tensor,
+    centred: torch.Tensor,
+    own_mean: torch.Tensor,
     mean: torch.Tensor,
     std: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    layer: nn.BatchNorm2d,
 ) -> torch.Tensor:
-    """weight · (x − mean) / std + bias, with statistics (C,) or (B, C).
-
-    The mean is taken off first: folded into the bias it would cost digits on nearly flat maps.
-    """
-    scale = 1 / std if weight is None else weight / std
-    centred = x - mean[..., None, None]
-    if bias is None:
-        return centred * scale[..., None, None]
-    return torch.addcmul(bias[:, None, None], centred, scale[..., None, None])
+    """γ · (x − mean) / std + β of a layer, with statistics (C,) or (B, C), for maps x that come
+    without their own means (B, C): folded into the bias, these would cost digits on nearly flat
+    maps."""
+    scale = layer.weight / std
+    return rescaled(centred, scale, torch.addcmul(layer.bias, own_mean - mean, scale))
 
 
 class MixedNorm2d(nn.BatchNorm2d):
@@ -103,9 +87,8 @@ class MixedNorm2d(nn.BatchNorm2d):
     copies: int = 1
     """So many consecutive samples are views of one and share their statistics."""
 
-    def local(self, x: torch.Tensor) -> Statistics:
-        """The statistics that weight 1 stands for."""
-        mean, variance = instance_moments(x)
+    def local(self, mean: torch.Tensor, variance: torch.Tensor) -> Statistics:
+        """The statistics that weight 1 stands for, from the moments (B, C) of each sample."""
         if self.copies > 1:
             mean, variance = pooled_moments(mean, variance, self.copies)
         return Statistics.of(mean, variance, self.eps)
@@ -117,10 +100,12 @@ class MixedNorm2d(nn.BatchNorm2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.mix is None:
             return super().forward(x)
-        local, reference = self.local(x), self.reference()
+        centred, *own = centred_moments(x)
+        local, reference = self.local(*own), self.reference()
         weight = self.mix(local, reference)
         mean, std = mixed_statistics(weight, local, reference, self.on_variance)
-        return normalise_with(x, mean, std, self.weight, self.bias)
+        # Weights outside of [0, 1] can make a spread vanish or negative; inside this does nothing.
+        return normalise_with(centred, own[0], mean, std.clamp_min(self.eps**0.5), self)
 
 
 class TrainedMix(nn.BatchNorm2d):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmark.state import State, WeightedSum, copy_of
-from datasets.samples import batch_order
 from methods.ops.adain import Coder, resnet_coder
+from methods.ops.side_training import descend, side_batches
 
 if TYPE_CHECKING:
     from benchmark.federation import Client, Server
@@ -35,13 +35,8 @@ def train_decoder(server: Server, clients: Sequence[Client], rounds: int, lr: fl
 def reconstruct(client: Client, coder: Coder, purpose: str, lr: float) -> torch.Tensor:
     """One client's local work on the decoder; gives back the last squared error of its pixels."""
     training, optimizer = client.training, torch.optim.Adam(coder.decoder.parameters(), lr=lr)
-    rng, generator = client.numpy_generator(purpose), client.torch_generator(purpose)
-    steps, epochs = training.local_steps, training.local_epochs
-    for positions in batch_order(client.size, training.batch_size, rng, steps, epochs):
-        images = client.train.training_batch(positions, generator).images
-        pixels = client.train.transform.to_pixels(images)
-        optimizer.zero_grad(set_to_none=True)
+    for batch in side_batches(client, purpose, training.local_steps, training.local_epochs):
+        pixels = client.train.transform.to_pixels(batch.images)
         error = F.mse_loss(coder.decode(coder.encode(pixels), pixels.shape[-2:]), pixels)
-        error.backward()
-        optimizer.step()
+        descend(optimizer, error)
     return error.detach()

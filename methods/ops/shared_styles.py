@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from methods.ops.style import Style, detached, recolour, spread, style_of
+from methods.ops.style import Style, recolour, spread, style_of
 
 EXACT = "donot_use_mm_for_euclid_dist"
 """Distances term by term: the faster way leaves equal points a little apart."""
@@ -87,7 +87,7 @@ def shift_styles(maps: torch.Tensor, received: torch.Tensor, select: str) -> tor
     random ones. `code` does what StableFDG's code does: the first half get the centroids of a step
     of k-means as their styles, in arbitrary order, and the last half the received style.
     """
-    own = detached(style_of(maps))
+    own = style_of(maps.detach())
     kept = (len(maps) + 1) // 2
     new = drawn_styles(received, len(maps))
     if select == "random":

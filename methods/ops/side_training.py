@@ -1,8 +1,7 @@
-"""Training other modules beside a client's network, with the protocol's own optimiser."""
+"""Work beside a client's local steps: modules of their own optimiser, batches of their own."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,19 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from benchmark.backbones.base import Backbone
-from benchmark.method import Method
+from benchmark.method import Batch, Method
+from datasets.samples import batch_order
 
 if TYPE_CHECKING:
     from benchmark.federation import Client
-
-
-def planned_steps(client: Client) -> int:
-    """The protocol's local work of one visit, in optimiser steps."""
-    training = client.training
-    if training.local_steps is not None:
-        return training.local_steps
-    return training.local_epochs * max(1, client.size // training.batch_size)
 
 
 def side_optimizer(
@@ -44,22 +35,19 @@ def side_optimizer(
     return optimizer
 
 
+def side_batches(
+    client: Client, purpose: str, steps: int | None, epochs: int | None
+) -> Iterator[Batch]:
+    """Training batches besides those of the client's local work, from streams of their own; so
+    many steps, or passes over its images."""
+    rng, generator = client.numpy_generator(purpose), client.torch_generator(purpose)
+    size = client.training.batch_size
+    for positions in batch_order(client.size, size, rng, steps, epochs):
+        yield client.train.training_batch(positions, generator)
+
+
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     """One step of an optimiser on a loss that nobody else descends."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
-
-
-@contextlib.contextmanager
-def classified(model: Backbone) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Features and logits of every pass through the classifier meanwhile, so that a loss can use
-    those of the pass that `super().loss` makes."""
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    handle = model.classifier.register_forward_hook(
-        lambda _, inputs, output: seen.append((inputs[0], output))
-    )
-    try:
-        yield seen
-    finally:
-        handle.remove()

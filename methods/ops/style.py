@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from methods.ops.centred import centred_moments, unbiased
+
 Style = tuple[torch.Tensor, torch.Tensor]
 EPSILON = 1e-6
 
@@ -22,13 +24,17 @@ def style_of(maps: torch.Tensor, epsilon: float = EPSILON) -> Style:
     return mean, (squares / max(1, pixels - 1) + epsilon).sqrt()
 
 
-def spread(values: torch.Tensor, epsilon: float = EPSILON) -> torch.Tensor:
-    """Std across the samples of a batch (B ≥ 2), kept as (1, …): how far styles vary."""
-    return (values.var(0, keepdim=True) + epsilon).sqrt()
+def centred_style(maps: torch.Tensor) -> tuple[torch.Tensor, Style]:
+    """Maps without their means, and their style as a pair of (B, C); for losses that let gradients
+    go through styles, about twice as fast as `style_of` there."""
+    centred, mean, variance = centred_moments(maps)
+    return centred, (mean, (unbiased(variance, maps) + EPSILON).sqrt())
 
 
-def detached(style: Style) -> Style:
-    return style[0].detach(), style[1].detach()
+def spread(values: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Std across the samples of a batch (B ≥ 2), kept as an axis of 1: how far styles vary."""
+    squares = (values - values.mean(dim, keepdim=True)).square().sum(dim, keepdim=True)
+    return (squares / (values.shape[dim] - 1) + EPSILON).sqrt()
 
 
 def blend(one: Style, other: Style, share: torch.Tensor | float) -> Style:
@@ -48,6 +54,6 @@ def mix_styles(maps: torch.Tensor, order: torch.Tensor, share: torch.Tensor) -> 
 
     Styles are constants: the gradient of a pixel is new_std / own_std, as in MixStyle's code.
     """
-    own = detached(style_of(maps))
+    own = style_of(maps.detach())
     partner = own[0][order], own[1][order]
     return recolour(maps, own, blend(own, partner, share))

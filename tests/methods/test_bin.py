@@ -14,19 +14,13 @@ from methods.bin import BatchInstanceNorm2d, clamp_gates, gates_of
 from methods.ops.batchnorm import frozen_statistics
 from methods.ops.normalisation import converted
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import trained_norm
 from tests.test_federation import equal, run_rounds
 
 
 def layers() -> tuple[BatchInstanceNorm2d, nn.BatchNorm2d]:
     """A gated layer and the batch normalisation it was made from."""
-    torch.manual_seed(0)
-    plain = nn.BatchNorm2d(6)
-    for tensor in (plain.weight.data, plain.bias.data, plain.running_mean):
-        tensor.normal_()
-    plain.running_var.uniform_(0.5, 2)
-    other = nn.BatchNorm2d(6)
-    other.load_state_dict(plain.state_dict())
-    return converted(BatchInstanceNorm2d, other), plain
+    return converted(BatchInstanceNorm2d, trained_norm()), trained_norm()
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -14,12 +14,10 @@ from methods.ops.adain import PooledStyle, style_rows, transfer
 from methods.ops.reconstruction import reconstruct
 from methods.ops.restyle import EXTRA, ORIGINAL, draw_entries, restyled, swapped, swaps_of
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
-PARTIAL = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3, "rounds": 4}),
-}
+PARTIAL = three_of_six(rounds=4)
 
 
 def ccst(federation, training=TRAINING, method="ccst", **hparams):

@@ -13,13 +13,11 @@ from methods.bin import BatchInstanceNorm2d, clamp_gates, gates_of
 from methods.copa import HeadEnsemble, head_keys, joined
 from methods.ibn import IBN2d
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
 PLAIN = {"randaug_n": 0}
-SIX = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3, "rounds": 5}),
-}
+SIX = three_of_six(rounds=5)
 HEAD = ["head.weight", "head.bias"]
 
 

@@ -14,12 +14,10 @@ from methods.ops.calibration import WIDTHS, Calibration
 from methods.ops.cross_layer import CrossLayerAttention
 from methods.ops.kernels import kernel_distance
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
-SIX = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3}),
-}
+SIX = three_of_six()
 
 
 def with_hparams(name="csac", training=TRAINING, **hparams):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from benchmark.method import compose, make_method
 from benchmark.state import copy_of
-from methods.ops.gradient_reversal import reverse_gradient
+from methods.dann import reverse_gradient
 from methods.ops.sources import source_count, source_numbers
 from tests.conftest import toy_spec
 from tests.test_federation import equal, run_rounds

@@ -11,14 +11,12 @@ from benchmark.protocol import plan
 from benchmark.state import copy_of
 from methods.ops.capture import captured
 from methods.ops.prompts import Prompts, find_prompts
-from tests.conftest import TRAINING, toy_protocol, toy_spec
+from tests.conftest import TRAINING, rates_by_round, toy_protocol, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
 KEY = "taps.embedding.0.tokens"
-SIX = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3, "rounds": 5}),
-}
+SIX = three_of_six(rounds=5)
 PLAIN = {"doprompt_length": 0, "doprompt_dropout": 0.0}
 STILL = {"doprompt_dropout": 0.0}
 
@@ -162,10 +160,7 @@ def test_rates_and_decay_of_the_parts(federation):
 def test_rates_follow_a_kept_optimiser(federation):
     training = TRAINING.changed({"keep_optimizer": True, "schedule": "step", "step_rounds": 1})
     ours = federation(spec(changes={"doprompt_rate": 2.0}, training=training))
-    rates = []
-    for _ in rounds(ours.method, ours.server, ours.clients):
-        rates.append([group["lr"] for group in ours.clients[0].optimizer.param_groups])
-    assert rates == [pytest.approx([lr, 2 * lr]) for lr in (0.05, 0.005, 0.0005)]
+    assert rates_by_round(ours) == [pytest.approx([lr, 2 * lr]) for lr in (0.05, 0.005, 0.0005)]
 
 
 def test_a_network_without_tokens_is_refused_in_one_line():

@@ -17,18 +17,12 @@ from methods.dson import Ensemble, OptimisedNorm2d, branch_keys
 from methods.ops.batchnorm import frozen_statistics
 from methods.ops.normalisation import converted
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import trained_norm
 from tests.test_federation import equal, run_rounds
 
 
 def layers() -> tuple[OptimisedNorm2d, nn.BatchNorm2d]:
-    torch.manual_seed(0)
-    plain = nn.BatchNorm2d(6)
-    for tensor in (plain.weight.data, plain.bias.data, plain.running_mean):
-        tensor.normal_()
-    plain.running_var.uniform_(0.5, 2)
-    other = nn.BatchNorm2d(6)
-    other.load_state_dict(plain.state_dict())
-    return converted(OptimisedNorm2d, other), plain
+    return converted(OptimisedNorm2d, trained_norm()), trained_norm()
 
 
 def lean(layer: OptimisedNorm2d, instance: float, batch: float) -> None:

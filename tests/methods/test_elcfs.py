@@ -17,13 +17,11 @@ from methods.ops.banks import draw_rows, part_of
 from methods.ops.displaced import at
 from methods.ops.fourier import amplitudes, mix_amplitude
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
 ONE_STEP = TRAINING.changed({"rounds": 1, "local_steps": 1, "momentum": 0.0})
-PARTIAL = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3, "rounds": 4}),
-}
+PARTIAL = three_of_six(rounds=4)
 
 
 def elcfs(federation, training=TRAINING, method="elcfs", **hparams):

@@ -21,12 +21,10 @@ from methods.ops.alignment import (
     smoothing_term,
 )
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
-PARTIAL = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3, "rounds": 5}),
-}
+PARTIAL = three_of_six(rounds=5)
 
 
 def fedadg(federation, training=TRAINING, method="fedadg", **hparams):

@@ -7,12 +7,10 @@ from benchmark.federation import rounds
 from benchmark.method import compose
 from benchmark.results import ResultStore
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_every_method import outcome
 
-PARTIAL = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3, "keep_optimizer": True}),
-}
+PARTIAL = three_of_six(keep_optimizer=True)
 QUICK = {"csac": {"pretrain_rounds": 1}}
 
 

@@ -8,13 +8,11 @@ from benchmark.federation import Update, rounds
 from benchmark.method import compose
 from benchmark.state import copy_of, parameter_names
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.methods.scalar import linear, scalar_federation
 from tests.test_federation import equal, run_rounds
 
-PARTIAL = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3}),
-}
+PARTIAL = three_of_six()
 
 
 def heal(federation, threshold=0.3, beta=0.4, expression="fedheal", **changes):

@@ -14,12 +14,10 @@ from benchmark.state import batchnorm_keys, copy_of
 from datasets.samples import Batch, Samples
 from methods.fediir import _one_pass
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import note_sent, three_of_six
 from tests.test_federation import equal, run_rounds
 
-PARTIAL = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3}),
-}
+PARTIAL = three_of_six()
 
 
 def iir(federation, gamma, expression="fediir", **changes):
@@ -158,7 +156,7 @@ def test_with_partial_participation_only_the_rounds_clients_give_gradients(feder
     assert len(ours.clients) == 6
     sent = {}
     for client in ours.clients:
-        client.send = recording(client, sent)
+        note_sent(client, "gradient", sent)
     before = None
     for round in rounds(ours.method, ours.server, ours.clients):
         assert sorted(sent) == [client.id for client in round.chosen]
@@ -172,18 +170,6 @@ def test_with_partial_participation_only_the_rounds_clients_give_gradients(feder
         for client in round.chosen:
             assert client.scratch["fediir"] is ours.server.memory["fediir"]
         sent.clear()
-
-
-def recording(client, sent):
-    """The client's way up, noting the gradients."""
-    send = client.send
-
-    def note(kind, payload):
-        if kind == "gradient":
-            sent[client.id] = payload
-        return send(kind, payload)
-
-    return note
 
 
 def test_it_composes(federation):

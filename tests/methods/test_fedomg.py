@@ -8,14 +8,12 @@ from benchmark.federation import Update, rounds
 from benchmark.method import compose
 from benchmark.state import batchnorm_keys, copy_of, parameter_names
 from methods.fedomg import direction, simplex_weights
-from tests.conftest import TRAINING, toy_spec
+from tests.conftest import toy_spec
+from tests.methods.parts import three_of_six
 from tests.methods.scalar import linear, scalar_federation
 from tests.test_federation import equal, run_rounds
 
-PARTIAL = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3}),
-}
+PARTIAL = three_of_six()
 
 
 def omg(federation, expression="fedomg", radius=0.5, lr=0.5, scale="mean", **changes):

@@ -11,12 +11,10 @@ from benchmark.method import Method, make_method
 from benchmark.state import batchnorm_keys, copy_of, parameter_names
 from methods.fedsr import Reference, Sampled, random_features
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
-SIX = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3, "rounds": 5}),
-}
+SIX = three_of_six(rounds=5)
 SILENT = {"l2r": 0.0, "cmi": 0.0}
 
 

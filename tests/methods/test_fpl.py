@@ -11,12 +11,10 @@ from benchmark.method import compose
 from datasets.samples import Samples
 from methods.fpl import clustered, contrast, pull
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import note_sent, three_of_six
 from tests.test_federation import equal, run_rounds
 
-PARTIAL = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3}),
-}
+PARTIAL = three_of_six()
 
 
 def fpl(federation, expression="fpl", fpl_contrast=1.0, fpl_pull=1.0, warm=0.02, **changes):
@@ -169,7 +167,7 @@ def test_with_partial_participation_prototypes_are_the_last_rounds(federation):
     assert len(ours.clients) == 6
     sent = {}
     for client in ours.clients:
-        client.send = recording(client, sent)
+        note_sent(client, "prototype", sent)
     seen = set()
     for round in rounds(ours.method, ours.server, ours.clients):
         assert sorted(sent) == [client.id for client in round.chosen]
@@ -178,18 +176,6 @@ def test_with_partial_participation_prototypes_are_the_last_rounds(federation):
         seen |= sent.keys()
         sent.clear()
     assert len(seen) > 3
-
-
-def recording(client, sent):
-    """The client's way up, noting the prototypes."""
-    send = client.send
-
-    def note(kind, payload):
-        if kind == "prototype":
-            sent[client.id] = payload
-        return send(kind, payload)
-
-    return note
 
 
 def test_it_composes_with_fedbn_and_collects_once_per_step(federation):

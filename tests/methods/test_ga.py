@@ -14,13 +14,11 @@ from benchmark.method import compose, make_method
 from benchmark.state import batchnorm_keys, copy_of, write
 from methods.ga import adjusted
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
 UNIFORM = TRAINING.changed({"weights": "uniform"})
-SIX = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3, "rounds": 5}),
-}
+SIX = three_of_six(rounds=5)
 GAPS = {0: 0.3, 1: 0.1, 2: -0.1}
 THIRDS = [1 / 3] * 3
 

@@ -13,6 +13,7 @@ from benchmark.method import compose, make_method
 from benchmark.state import batchnorm_keys, copy_of
 from methods.gperxan import XAN2d
 from tests.conftest import toy_spec
+from tests.methods.parts import trained_norm
 from tests.test_federation import equal, run_rounds
 
 OFFICE_HOME, CAMELYON = "stem/layer1/layer2", "denseblock1/transition1"
@@ -20,13 +21,7 @@ OFFICE_HOME, CAMELYON = "stem/layer1/layer2", "denseblock1/transition1"
 
 def layers() -> tuple[XAN2d, nn.BatchNorm2d]:
     """A sum with an instance side of its own, and the batch normalisation it was made from."""
-    torch.manual_seed(0)
-    plain, old = nn.BatchNorm2d(6), nn.BatchNorm2d(6)
-    for tensor in (plain.weight.data, plain.bias.data, plain.running_mean):
-        tensor.normal_()
-    plain.running_var.uniform_(0.5, 2)
-    old.load_state_dict(plain.state_dict())
-    layer = XAN2d(old)
+    layer, plain = XAN2d(trained_norm()), trained_norm()
     layer.instance_weight.data.normal_()
     layer.instance_bias.data.normal_()
     return layer, plain

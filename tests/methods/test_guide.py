@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from benchmark.federation import visit
 from benchmark.method import Method, compose, make_method
 from benchmark.state import copy_of
-from methods.ops.features import loss_and_features
+from methods.ops.features import classified
 from tests.conftest import TRAINING, toy_spec
 from tests.test_federation import equal, run_rounds
 
@@ -104,7 +104,7 @@ def test_features_are_those_of_the_pass_with_their_gradient(federation):
     """RSC classifies detached features first; those must not be taken."""
     ours = guided(federation, "rsc")
     client, batch = received(ours)
-    _, features = loss_and_features(make_method("rsc", {}).loss, client, batch)
+    _, features, _ = classified(make_method("rsc", {}).loss, client, batch)
     gradient = torch.autograd.grad(features.sum(), client.model.block1[0].weight)[0]
     assert gradient.abs().sum() > 0
 
@@ -117,7 +117,7 @@ def test_where_a_loss_classifies_something_else_the_batch_gets_a_quiet_pass(fede
         return client.model(torch.cat((batch.images, batch.images))).sum()
 
     before = client.state["block1.1.num_batches_tracked"].item()
-    _, features = loss_and_features(other, client, batch)
+    _, features, _ = classified(other, client, batch)
     assert client.state["block1.1.num_batches_tracked"].item() == before + 1
     assert torch.allclose(features, client.model.features(batch.images), atol=1e-5)
     assert not client.model.classifier._forward_pre_hooks

@@ -11,16 +11,8 @@ from benchmark.errors import UserError
 from benchmark.method import compose, make_method
 from methods.ibn import IBN2d, early_norms
 from tests.conftest import toy_spec
+from tests.methods.parts import trained_norm
 from tests.test_federation import equal, run_rounds
-
-
-def trained_layer(channels: int) -> nn.BatchNorm2d:
-    torch.manual_seed(0)
-    layer = nn.BatchNorm2d(channels)
-    for tensor in (layer.weight.data, layer.bias.data, layer.running_mean):
-        tensor.normal_()
-    layer.running_var.uniform_(0.5, 2)
-    return layer
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -29,7 +21,7 @@ def trained_layer(channels: int) -> nn.BatchNorm2d:
     [(True, slice(0, 3), slice(3, 7)), (False, slice(4, 7), slice(0, 4))],
 )
 def test_some_channels_are_instance_the_others_batch_normalised(training, first, instance, batch):
-    old = trained_layer(7)
+    old = trained_norm(7)
     new = IBN2d(old, 3, instance_first=first).train(training)
     old.train(training)
     x = torch.randn(4, 7, 5, 5)
@@ -39,6 +31,22 @@ def test_some_channels_are_instance_the_others_batch_normalised(training, first,
     assert torch.allclose(output[:, batch], plain[:, batch], atol=1e-5)
     assert torch.allclose(new.batch.running_mean, old.running_mean[batch])
     assert parameter_count(new) == parameter_count(old) == 14
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_the_layout_of_the_maps_stays_and_gradients_are_those_of_the_two_layers(layout):
+    layer = IBN2d(trained_norm(6), 3).double()
+    x = torch.randn(4, 6, 3, 3, dtype=torch.double).contiguous(memory_format=layout)
+    x.requires_grad_()
+    output = layer(x)
+    assert output.is_contiguous(memory_format=layout)
+    parts = layer.instance(x[:, :3]), layer.batch(x[:, 3:])
+    direction = torch.randn_like(output)
+    wanted = [(part * d).sum() for part, d in zip(parts, direction.split(3, 1), strict=True)]
+    (found,) = torch.autograd.grad((output * direction).sum(), x)
+    (expected,) = torch.autograd.grad(sum(wanted), x)
+    assert torch.allclose(found, expected, atol=1e-10)
+    assert torch.autograd.gradgradcheck(layer, x)
 
 
 @pytest.mark.parametrize(

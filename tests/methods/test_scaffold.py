@@ -6,6 +6,7 @@ import torch
 from benchmark.errors import UserError
 from benchmark.federation import rounds, visit
 from benchmark.state import batchnorm_keys, copy_of, parameter_names
+from methods.bin import gates_of
 from methods.ops.local_work import gradient_weight
 from tests.conftest import TRAINING, toy_spec
 from tests.methods.scalar import linear, quadratic, scalar_federation
@@ -84,6 +85,40 @@ def test_the_first_round_is_fedavgs_bit_for_bit(federation, momentum):
         federation(toy_spec(name, training=training)) for name in ("scaffold", "fedavg")
     )
     assert not equal(run_rounds(scaffold, 2), run_rounds(fedavg, 2))
+
+
+def test_weights_with_a_rate_of_their_own_have_their_gradients_as_control_variates(federation):
+    """BIN's gates learn ten times as fast: their way is divided by ten times as much."""
+    training = TRAINING.changed({"lr": 1e-3, "momentum": 0.0})
+    ours = federation(toy_spec("scaffold+bin", training=training))
+    for gate in gates_of(ours.server.model):
+        gate.data.fill_(0.5)
+    client, seen = ours.clients[0], []
+    step = type(ours.method).step
+
+    def watched(self, client, batch):
+        loss = step(self, client, batch)
+        seen.append({name: w.grad.clone() for name, w in client.model.named_parameters()})
+        return loss
+
+    object.__setattr__(ours.method, "step", watched.__get__(ours.method))
+    ours.method.prepare(ours.server, ours.clients)
+    visit(ours.method, ours.server, client)
+    assert len(seen) == 2
+    for name, found in client.memory["scaffold"].items():
+        mean = (seen[0][name] + seen[1][name]) / 2
+        # The way is small beside the weights, so their last digits show.
+        assert torch.allclose(found, mean, rtol=1e-3, atol=2e-4), name
+    gates = [name for name in client.memory["scaffold"] if name.endswith("gate")]
+    assert max(client.memory["scaffold"][name].abs().max() for name in gates) > 0.01
+
+
+def test_weights_of_another_optimiser_have_no_control_variate(federation):
+    ours = federation(toy_spec("scaffold+fedfd_a"))
+    run_rounds(ours, 1)
+    for client in ours.clients:
+        for name, value in client.memory["scaffold"].items():
+            assert bool(value.any()) != name.startswith("adapters."), name
 
 
 def test_with_all_clients_the_servers_variate_is_their_mean_and_covers_parameters(federation):

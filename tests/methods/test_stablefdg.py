@@ -32,12 +32,10 @@ from methods.ops.shared_styles import (
 )
 from methods.ops.style import style_of
 from tests.conftest import TRAINING, toy_spec
+from tests.methods.parts import three_of_six
 from tests.test_federation import equal, run_rounds
 
-SIX = {
-    "partition": "single_domain_k:clients=2",
-    "training": TRAINING.changed({"clients_per_round": 3}),
-}
+SIX = three_of_six()
 OFF = {"stablefdg_p": 0.0, "stablefdg_attention": "off"}
 
 

@@ -7,7 +7,7 @@ from benchmark.federation import rounds
 from benchmark.method import make_method
 from benchmark.spec import Training
 from benchmark.state import batchnorm_keys, copy_of
-from tests.conftest import TRAINING, toy_spec
+from tests.conftest import TRAINING, rates_by_round, toy_spec
 from tests.methods.scalar import linear, scalar_federation
 from tests.test_federation import equal, run_rounds
 
@@ -66,10 +66,8 @@ def test_the_rate_reaches_the_optimiser(federation):
     training = TRAINING.changed({"rounds": 8, "local_steps": 1})
     spec = toy_spec("swa", training=training, overrides={"swa": {"swa_start": 0.5}})
     ours = federation(spec)
-    rates = []
-    for _ in rounds(ours.method, ours.server, ours.clients):
-        rates.append(ours.clients[0].optimizer.param_groups[0]["lr"])
     low = 0.05 + 0.5 * (1e-4 - 0.05)
+    rates = [rate for (rate,) in rates_by_round(ours)]
     assert rates == pytest.approx([0.05] * 4 + [low, 1e-4] * 2)
 
 

@@ -2,7 +2,8 @@
 
 Everything lives in one temporary folder and listens on ports of its own, so that two test runs on
 one machine never meet; every daemon runs in the foreground as a child of this process and is ended
-by its process id, and by nothing else. `python -m tests.slurm.cluster` starts one by hand.
+by its process id, and by nothing else; should this process die first, the kernel ends them.
+`python -m tests.slurm.cluster` starts one by hand.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -18,6 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from tests.slurm.cluster_files import GRANT, SLURM_CONF, SLURMDBD_CONF
 
 PROGRAMS = (
     "munge",
@@ -34,72 +38,11 @@ PROGRAMS = (
 )
 CPUS = 4
 """More than some machines have: the runs of the tests mostly sleep."""
-MAX_ARRAY_SIZE = 3
+MAX_ARRAY_SIZE = 8
 """Small, so that a few tasks need several arrays."""
+PORTS = range(10_000, 32_000)
+"""Below those that the kernel gives to outgoing connections."""
 PATIENCE = 60.0
-
-SLURM_CONF = """
-ClusterName=test
-SlurmctldHost=localhost
-SlurmctldPort={controller_port}
-SlurmdPort={node_port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-CredType=cred/munge
-# A requeued job waits for its old credential to run out: two minutes, unless told otherwise.
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-# The node may be given more CPUs than the machine has.
-SlurmdParameters=config_overrides
-MaxArraySize={max_array_size}
-KillWait=10
-MinJobAge=300
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=localhost
-AccountingStoragePort={accounting_port}
-# For slurmdbd the password is the socket of munge.
-AccountingStoragePass={folder}/munge.socket
-JobAcctGatherType=jobacct_gather/linux
-NodeName=localhost CPUs={cpus} RealMemory=8000 State=UNKNOWN
-PartitionName=debug Nodes=localhost Default=YES MaxTime=INFINITE State=UP
-"""
-
-SLURMDBD_CONF = """
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-DbdHost=localhost
-DbdPort={accounting_port}
-SlurmUser=root
-LogFile={folder}/slurmdbd.log
-PidFile={folder}/slurmdbd.pid
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={database_port}
-StorageUser=slurm
-StoragePass=slurm
-StorageLoc=slurm_acct_db
-"""
-
-GRANT = """
-CREATE DATABASE slurm_acct_db;
-CREATE USER 'slurm'@'%' IDENTIFIED BY 'slurm';
-GRANT ALL ON slurm_acct_db.* TO 'slurm'@'%';
-"""
 
 
 def missing() -> str | None:
@@ -111,6 +54,10 @@ def missing() -> str | None:
     if os.geteuid() != 0:
         return "the SLURM daemons of the tests must be started as root"
     return None
+
+
+class CannotStart(Exception):
+    """This machine does not let SLURM's daemons run."""
 
 
 class Cluster:
@@ -130,29 +77,46 @@ class Cluster:
             "cpus": CPUS,
             "max_array_size": MAX_ARRAY_SIZE,
         }
-        self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        self.environment = _outside_of_jobs(os.environ)
+        self.environment["SLURM_CONF"] = str(self.folder / "slurm.conf")
 
     def start(self) -> Cluster:
-        for name in ("state", "spool", "database"):
-            (self.folder / name).mkdir()
-        self._write("slurm.conf", SLURM_CONF, 0o644)
-        self._write("slurmdbd.conf", SLURMDBD_CONF, 0o600)
+        """Start everything and let it do a first job; `CannotStart` if this machine prevents it."""
         try:
-            self._start_munge()
-            self._start_database()
-            self._daemon("slurmdbd", "-D")
-            self._until(lambda: self._works("sacctmgr", "-i", "add", "cluster", "test"), "slurmdbd")
-            self.start_controller()
-            self._daemon("slurmd", "-D", "-N", "localhost")
-            self._until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), "slurmd")
+            self._start()
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            self.stop()
+            raise CannotStart(str(error)) from error
         except BaseException:
             self.stop()
             raise
         return self
 
+    def _start(self) -> None:
+        for name in ("state", "spool", "database"):
+            (self.folder / name).mkdir()
+        self._write("slurm.conf", SLURM_CONF, 0o644)
+        self._write("slurmdbd.conf", SLURMDBD_CONF, 0o600)
+        self._start_munge()
+        self._start_database()
+        self._daemon("slurmdbd", "-D")
+        self._until(lambda: self._works("sacctmgr", "-i", "add", "cluster", "test"), "slurmdbd")
+        self.start_controller()
+        self._daemon("slurmd", "-D", "-N", "localhost")
+        self._until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), "slurmd")
+        self.run("srun", "--mem=100", "true")
+
     def start_controller(self) -> None:
         self._daemon("slurmctld", "-D")
         self._until(lambda: self._works("scontrol", "ping"), "slurmctld")
+
+    def save_state(self, job: str) -> None:
+        """Wait until the controller has written down all that it knows by now: it does so every
+        few seconds, and what it learnt in between dies with it."""
+        mark = f"saved-{time.monotonic_ns()}"
+        self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
+        path = self.folder / "state" / "job_state"
+        self._until(lambda: path.exists() and mark.encode() in path.read_bytes(), "the saved state")
 
     def kill_controller(self) -> None:
         """As if its machine had lost power."""
@@ -171,8 +135,9 @@ class Cluster:
 
     def stop(self) -> None:
         """End the jobs, then every daemon in the reverse order of their start."""
-        if "slurmctld" in self.daemons:
-            with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired, TimeoutError):
+        controller = self.daemons.get("slurmctld")
+        if controller and controller.poll() is None:
+            with contextlib.suppress(OSError, RuntimeError, subprocess.SubprocessError):
                 self.run("scancel", "--user=root")
                 self._until(lambda: not self.run("squeue", "-h"), "the jobs' end", 20)
         for name in reversed(list(self.daemons)):
@@ -192,6 +157,11 @@ class Cluster:
         """The last lines of a daemon's log."""
         path = self.folder / f"{name}.log"
         return "\n".join(path.read_text().splitlines()[-30:]) if path.exists() else ""
+
+    def last_words(self, name: str) -> str:
+        """The last line that a daemon printed."""
+        lines = (self.folder / f"{name}.out").read_text().split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "without a word")
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"
@@ -229,10 +199,11 @@ class Cluster:
         with (self.folder / f"{name}.out").open("a") as output:
             self.daemons[name] = subprocess.Popen(
                 [_program(name), *options],
-                env=_without_jobs(self.environment),
+                env=self.environment,
                 cwd=self.folder,
                 stdout=output,
                 stderr=output,
+                start_new_session=True,  # Ctrl-C is for the tests, which then stop them in order
                 preexec_fn=_end_with_parent,
             )
 
@@ -245,9 +216,12 @@ class Cluster:
     def _until(self, ready: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
         deadline = time.monotonic() + patience
         while not ready():
+            for name, daemon in self.daemons.items():
+                if daemon.poll() is not None:
+                    raise RuntimeError(f"{name} ended by itself: {self.last_words(name)}")
             if time.monotonic() > deadline:
-                logs = "\n".join(self.log(name) for name in self.daemons)
-                raise TimeoutError(f"waited {patience:.0f} s for {what}\n{logs}")
+                words = "; ".join(f"{name}: {self.last_words(name)}" for name in self.daemons)
+                raise TimeoutError(f"waited {patience:.0f} s for {what}; {words}")
             time.sleep(0.1)
 
     def _left_over(self) -> list[int]:
@@ -257,20 +231,20 @@ class Cluster:
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                ours = mark in (path / "environ").read_bytes().split(b"\0")
-                if ours or os.readlink(path / "cwd") == str(self.folder):
+                environment = (path / "environ").read_bytes()
+                of_a_job = mark in environment and b"SLURM_JOB_ID=" in environment
+                if of_a_job or os.readlink(path / "cwd") == str(self.folder):
                     found.append(int(path.name))
-        return [process for process in found if process != os.getpid()]
+        return found
 
 
 def _program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
-def _without_jobs(environment: Mapping[str, str]) -> dict[str, str]:
-    """Daemons started inside somebody's job must not take themselves for a part of it."""
-    kept = {key: value for key, value in environment.items() if not key.startswith("SLURM_")}
-    return {**kept, "SLURM_CONF": environment["SLURM_CONF"]}
+def _outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
+    """What is started inside somebody's job must not take itself for a part of it."""
+    return {key: value for key, value in environment.items() if not key.startswith("SLURM_")}
 
 
 def _end_with_parent() -> None:
@@ -279,25 +253,31 @@ def _end_with_parent() -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    free: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            free.append(port)
+        if len(free) == count:
+            break
+    return free
 
 
 def main() -> None:
     if reason := missing():
         raise SystemExit(reason)
-    cluster = Cluster().start()
-    print(f"export SLURM_CONF={cluster.environment['SLURM_CONF']}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        signal.pause()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        cluster.stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            cluster = Cluster().start()
+        except CannotStart as error:
+            raise SystemExit(str(error)) from error
+        try:
+            print(f"export SLURM_CONF={cluster.environment['SLURM_CONF']}", flush=True)
+            signal.pause()
+        finally:
+            cluster.stop()
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ name=$(sed -n 's/^#SBATCH --job-name=//p' "$1")
 last=$(sed -n 's/^#SBATCH --array=0-\([0-9]*\)%.*/\1/p' "$1")
 if [ -n "$last" ]; then
   for index in $(seq 0 $last); do
-    echo "$name|$number|$index|PENDING|4:00:00||Priority"
+    echo "$name|$number|$index|PENDING|Priority"
   done >> "$here/queue"
 else
-  echo "$name|$number|N/A|PENDING|4:00:00||Priority" >> "$here/queue"
+  echo "$name|$number|N/A|PENDING|Priority" >> "$here/queue"
 fi
 echo "Submitted batch job $number"
 """

@@ -26,7 +26,7 @@ FATES = {
 class Steady(Method):
     """FedAvg with a pause in every round; in round 2 something may happen to it."""
 
-    pause: float = hp(0.5, doc="seconds of every round, until the file STEADY_HURRY exists", low=0)
+    pause: float = hp(2.0, doc="seconds of every round, until the file STEADY_HURRY exists", low=0)
     fate: str = hp("well", Choice("well", *FATES), "what happens in round 2")
 
     def conclude(self, server, clients) -> None:

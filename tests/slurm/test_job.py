@@ -13,7 +13,7 @@ from benchmark.results import ResultStore
 from slurm import job as module
 from slurm.job import CONTINUE, DEATHS, Job, told_to_go
 from slurm.ledger import Ledger
-from tests.slurm.conftest import PLUGINS, steady_specs
+from tests.slurm.sweeps import PLUGINS, steady_specs
 from tests.test_every_method import outcome
 
 

@@ -5,27 +5,15 @@ import subprocess
 
 import pytest
 
-from benchmark import sweep
 from benchmark.errors import UserError
 from benchmark.protocol import plan
-from slurm import launch
+from slurm import unclaimed
+from slurm.executor import Executor
 from slurm.launch import submit
 from slurm.ledger import Ledger
 from slurm.status import status
-from tests.conftest import TOY, toy_protocol
-from tests.slurm.conftest import expected, request, seeds
-
-
-def call(root, *arguments) -> int:
-    flags = ["--datasets", "Toy", "--plugin", TOY, "--out", root, "--launcher", "slurm", *arguments]
-    with pytest.raises(SystemExit) as end:
-        sweep.main([str(flag) for flag in flags])
-    return end.value.code
-
-
-def left_behind(root) -> list:
-    folder = root / ".slurm" / "submissions"
-    return list(folder.iterdir()) if folder.is_dir() else []
+from tests.conftest import toy_protocol
+from tests.slurm.sweeps import expected, left_behind, request, seeds, sweep_on_slurm
 
 
 def test_what_is_live_is_not_submitted_again(scheduler, root):
@@ -42,7 +30,7 @@ def test_what_is_gone_is_submitted_again_with_the_next_claim(scheduler, root):
     specs = seeds(3)
     submit(specs, request(root, pack_minutes=0), expected)
     name = scheduler.queue()[0][0]
-    scheduler.write("queue", f"{name}|101|1|RUNNING|1:00|node|None\n")
+    scheduler.write("queue", f"{name}|101|1|RUNNING|None\n")
     done = submit(specs, request(root), expected)
     assert (done.runs, done.live) == (2, 1)
     numbers = {run: claim.number for run, claim in Ledger(root).claims().items()}
@@ -54,12 +42,12 @@ def test_a_task_that_is_just_ending_is_waited_for(scheduler, root, monkeypatch, 
     submit(specs, request(root, pack_minutes=0), expected)
     scheduler.set_state("COMPLETING")
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "sleep", lambda seconds: scheduler.write("queue", ""))
+        patch.setattr(unclaimed, "sleep", lambda seconds: scheduler.write("queue", ""))
         done = submit(specs, request(root), expected)
     assert (done.runs, done.live) == (2, 0)
-    assert "waiting for 2 tasks that are just ending" in capsys.readouterr().err
+    assert "waiting for 2 ending tasks" in capsys.readouterr().err
     scheduler.set_state("COMPLETING")
-    monkeypatch.setattr(launch, "ENDING_SECONDS", -1.0)
+    monkeypatch.setattr(unclaimed, "ENDING_SECONDS", -1.0)
     assert submit(specs, request(root), expected).live == 2
 
 
@@ -129,6 +117,21 @@ def test_a_refusal_half_way_takes_everything_back(scheduler, root):
     assert submit(seeds(3), request(root, pack_minutes=0), expected).runs == 3
 
 
+def test_an_interruption_takes_back_what_was_accepted_unheard(scheduler, root, monkeypatch):
+    submit_array = Executor.submit_array
+
+    def interrupted(self, jobs):
+        submit_array(self, jobs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Executor, "submit_array", interrupted)
+        submit(seeds(3), request(root, pack_minutes=0), expected)
+    assert scheduler.queue() == []
+    assert left_behind(root) == []
+    assert submit(seeds(3), request(root), expected).runs == 3
+
+
 def test_at_the_limit_of_submitted_jobs_a_part_is_submitted(scheduler, root):
     limit = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
     scheduler.write("largest", "1")
@@ -147,9 +150,9 @@ def test_at_the_limit_of_submitted_jobs_a_part_is_submitted(scheduler, root):
 def test_a_dry_run_shows_everything_and_writes_nothing(scheduler, root, capsys):
     arguments = ["--methods", "fedavg", "fedprox", "--dry-run", "--slurm", "partition=a100"]
     arguments += ["modules=cuda/12", "setup=source activate", "pack_minutes=1", "sbatch=exclusive"]
-    assert call(root, *arguments) == 0
+    assert sweep_on_slurm(root, *arguments) == 0
     shown = capsys.readouterr().out
-    assert "8 runs in 3 tasks in 1 arrays, about 0.0" in shown
+    assert "8 runs in 3 tasks in 1 array, about 0.0" in shown
     for line in (
         "#SBATCH --partition=a100",
         "#SBATCH --array=0-2%3",
@@ -166,78 +169,18 @@ def test_a_dry_run_shows_everything_and_writes_nothing(scheduler, root, capsys):
 
 def test_a_dry_run_works_where_there_is_no_slurm(root, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert call(root, "--dry-run") == 0
+    assert sweep_on_slurm(root, "--dry-run") == 0
     shown = capsys.readouterr().out
     assert "no scontrol on this machine" in shown
-    assert "4 runs in 1 tasks in 1 arrays" in shown
+    assert "4 runs in 1 task in 1 array" in shown
 
 
 def test_runs_longer_than_the_limit_are_announced(scheduler, root, capsys):
-    assert call(root, "--dry-run", "--slurm", "time=2") == 0
+    flags = ["--dry-run", "--slurm", "time=2"]
+    assert sweep_on_slurm(root, *flags) == 0
     assert "longer than the time limit" not in capsys.readouterr().out
-    assert call(root, "--dry-run", "--slurm", "time=2", "--set", "training.rounds=4000") == 0
+    assert sweep_on_slurm(root, *flags, "--set", "training.rounds=4000") == 0
     assert "4 runs are longer than the time limit of 2" in capsys.readouterr().out
-
-
-BAD = {
-    "bad profile": (["--profile", "cpuu"], "unknown SLURM profile 'cpuu', did you mean 'cpu'?"),
-    "bad key": (["--slurm", "partitoin=x"], "did you mean 'partition'?"),
-    "profile here": (["--launcher", "local", "--profile", "cpu"], "need --launcher slurm"),
-    "workers there": (["--workers", "2"], "use --slurm array_parallelism=N"),
-    "device": (["--device", "tpu"], "--device 'tpu': write auto, cpu or cuda"),
-    "no gpu": (["--device", "cuda"], "this profile asks for no GPU; add --slurm gpus=1"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_flags_are_one_line(case, scheduler, root, capsys):
-    arguments, message = BAD[case]
-    one_line(call(root, *arguments), message, capsys)
-    assert scheduler.queue() == []
-
-
-def one_line(code: int, message: str, capsys) -> None:
-    shown = capsys.readouterr()
-    assert code == 2
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
-
-
-def test_no_sbatch_is_one_line(root, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    one_line(call(root), "no sbatch on this machine: submit from a login node", capsys)
-    assert left_behind(root) == []
-
-
-def test_no_answer_from_the_queue_is_one_line(scheduler, root, capsys):
-    scheduler.write("down", "")
-    one_line(call(root), "squeue gave no answer: squeue: error: connect failure", capsys)
-    assert scheduler.queue() == []
-    assert left_behind(root) == []
-
-
-def test_an_unwritable_log_folder_is_one_line(scheduler, root, capsys):
-    root.mkdir()
-    (root / ".slurm").write_text("a file")
-    one_line(call(root), f"cannot write to {str(root / '.slurm')!r}: ", capsys)
-    assert scheduler.queue() == []
-
-
-def test_a_full_disk_is_one_line_and_nothing_is_submitted(scheduler, root, capsys):
-    root.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", root], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        flags = ["--seeds", *range(200), "--slurm", "pack_minutes=0"]
-        one_line(call(root, *flags), "No space left on device; nothing was submitted", capsys)
-        assert left_behind(root) == []
-    finally:
-        subprocess.run(["umount", root], check=True)
-    assert scheduler.queue() == []
 
 
 def test_ten_thousand_runs(scheduler, root):

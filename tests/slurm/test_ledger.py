@@ -9,7 +9,8 @@ import time
 import pytest
 
 from benchmark.errors import UserError
-from slurm.ledger import MARKER_SECONDS, Ledger, new_manifest
+from slurm.ledger import MARKER_SECONDS, Ledger
+from slurm.manifest import Manifest
 from tests.conftest import toy_spec
 
 
@@ -21,7 +22,7 @@ def ledger(tmp_path) -> Ledger:
 def manifest_of(ledger: Ledger, submission: str, numbers: dict):
     specs = [toy_spec(seeds=(seed,)) for seed in range(len(numbers))]
     runs = [spec.id for spec in specs]
-    manifest = new_manifest(
+    manifest = Manifest.new(
         submission,
         specs,
         profile={},
@@ -69,7 +70,7 @@ def test_a_claim_is_taken_over_by_the_next_and_never_twice(ledger):
 
 def test_a_shell_is_alive_by_its_process_or_elsewhere_by_its_sign(ledger):
     ours = ledger.open_submission()
-    dead, far, silent = (ledger.open_submission() for _ in range(3))
+    dead, far, silent, reused = (ledger.open_submission() for _ in range(4))
     process = os.fork()
     if process == 0:
         os._exit(0)
@@ -83,6 +84,7 @@ def test_a_shell_is_alive_by_its_process_or_elsewhere_by_its_sign(ledger):
     mark(dead, socket.gethostname(), process, 0)
     mark(far, "elsewhere", 1, MARKER_SECONDS / 2)
     mark(silent, "elsewhere", 1, MARKER_SECONDS * 2)
+    mark(reused, socket.gethostname(), os.getpid(), MARKER_SECONDS * 2)  # by another process
     assert ledger.being_submitted(ours) == {ours, far}
     ledger.close_submission(far)
     assert ledger.being_submitted(ours) == {ours}

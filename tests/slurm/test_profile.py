@@ -21,11 +21,16 @@ def mine(tmp_path, monkeypatch):
 
 def test_flags_go_over_the_users_file_and_that_over_ours(mine):
     assert load_profile("cpu") == Profile()
-    mine('[gpu]\npartition = "a100"\ngpus = 2\ntime = 90\n[own]\nsetup = ["source x", "y"]\n')
+    mine(
+        '[gpu]\npartition = "a100"\ngpus = 2\ntime = 90\n'
+        '[own]\nsetup = ["source x", "y"]\n'
+        "[noon]\ntime = 12:00:00\n"
+    )
     gpu = load_profile("gpu", ["gpus=4", "account=lab"])
     assert (gpu.partition, gpu.gpus, gpu.account, gpu.cpus) == ("a100", 4, "lab", 4)
     assert gpu.minutes == 90
     assert load_profile("own").setup == ("source x", "y")
+    assert load_profile("noon").minutes == 12 * 60
     assert load_profile("own", ["setup=cd /a/b; z", "modules=cuda/12"]).setup == ("cd /a/b", "z")
 
 

@@ -7,34 +7,18 @@ import time
 import pytest
 
 from benchmark.results import ResultStore
-from slurm import __main__ as program
 from slurm.display import render, use_colour
 from slurm.launch import submit
 from slurm.ledger import Ledger
 from slurm.scheduler import expand
 from slurm.status import RunStatus, Status, status
-from tests.slurm.conftest import expected, request, seeds
-
-
-def call(capsys, *arguments) -> str:
-    with pytest.raises(SystemExit) as end:
-        program.main([str(argument) for argument in arguments])
-    shown = capsys.readouterr()
-    assert end.value.code == 0, shown.err
-    return shown.out
-
-
-@pytest.fixture
-def submitted(scheduler, root):
-    """Six runs in six tasks of one array."""
-    specs = seeds(6)
-    submit(specs, request(root, pack_minutes=0), expected)
-    return specs
+from tests.slurm.sweeps import expected, request, run_program, seeds
 
 
 def note(ledger: Ledger, spec, **changes) -> None:
     now = time.time()
-    entry = {"submission": ledger.submissions()[-1], "state": "running", "round": 2, "rounds": 3}
+    submission = ledger.owners()[spec.id].submission
+    entry = {"submission": submission, "state": "running", "round": 2, "rounds": 3}
     entry |= {"first": 0, "began": now - 10, "updated": now}
     ledger.put_progress(spec.id, {**entry, **changes})
 
@@ -59,6 +43,23 @@ def test_every_state(scheduler, root, submitted):
     assert (found[running.id].round, found[running.id].rounds) == (2, 3)
     assert found[running.id].seconds_left == pytest.approx(5)
     assert found[waiting.id].reason == "Priority"
+    assert found[failed.id].reason == "not today"
+
+
+def test_why_a_run_is_pending(scheduler, root, submitted):
+    for state, reason in (
+        ("PENDING", "Priority"),
+        ("RUNNING", "starting"),
+        ("COMPLETING", "its task is just ending"),
+    ):
+        scheduler.set_state(state)
+        assert {run.reason for run in status(Ledger(root)).runs} == {reason}
+    pack = seeds(3, start=10)
+    submit(pack, request(root), expected)
+    scheduler.set_state("RUNNING")
+    note(Ledger(root), pack[0])
+    found = {run.run: run.reason for run in status(Ledger(root)).runs}
+    assert [found[spec.id] for spec in pack] == [None, "later in its pack", "later in its pack"]
 
 
 def test_an_old_note_says_nothing_of_a_new_submission(scheduler, root, submitted):
@@ -102,7 +103,7 @@ def test_without_accounting_lost_runs_are_still_found(scheduler, root, submitted
             scheduler.remove("sacct")
         else:
             scheduler.command("sacct", body)
-        shown = call(capsys, "status", "--out", root)
+        shown = run_program(capsys, "status", "--out", root)
         assert "6 runs: 0 done, 0 running, 0 pending, 0 failed, 6 lost" in shown
 
 
@@ -111,14 +112,14 @@ def test_without_the_queue_what_is_stored_is_shown(scheduler, root, submitted, c
     store.path(submitted[0]).parent.mkdir(parents=True)
     store.path(submitted[0]).write_text("{}")
     scheduler.write("down", "")
-    shown = call(capsys, "status", "--out", root)
+    shown = run_program(capsys, "status", "--out", root)
     assert "1 done" in shown
     assert "5 unknown" in shown
     assert "note: squeue gave no answer" in shown
 
 
 def test_json_has_counts_grid_and_runs(scheduler, root, submitted, capsys):
-    found = json.loads(call(capsys, "status", "--json", "--out", root))
+    found = json.loads(run_program(capsys, "status", "--json", "--out", root))
     assert found["counts"]["pending"] == 6
     (cell,) = found["grid"]
     assert (cell["dataset"], cell["method"], cell["target"]) == ("Toy", "fedavg", "grey")
@@ -128,7 +129,7 @@ def test_json_has_counts_grid_and_runs(scheduler, root, submitted, capsys):
 
 def test_watching_ends_when_nothing_is_left_to_happen(scheduler, root, submitted, capsys):
     scheduler.write("queue", "")
-    assert "6 lost" in call(capsys, "status", "--watch", "--out", root)
+    assert "6 lost" in run_program(capsys, "status", "--watch", "--out", root)
 
 
 def test_colour_only_on_a_terminal(monkeypatch):
@@ -142,7 +143,8 @@ def test_colour_only_on_a_terminal(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert not use_colour(Terminal())
     runs = [RunStatus("r", "Toy", "red", "fedavg", 0, state) for state in ("done", "failed")]
-    assert "\033[31m" in render(Status(runs), colour=True)
+    assert "\033[31m1 failed" in render(Status(runs), colour=True)
+    assert "\033[35m0 lost" not in render(Status(runs), colour=True)
     assert "\033" not in render(Status(runs), colour=False)
 
 
@@ -150,40 +152,6 @@ def test_long_lists_are_cut_unless_asked_for():
     runs = [RunStatus(f"r{k}", "Toy", "red", "fedavg", k, "lost") for k in range(30)]
     assert "… and 18 more lost" in render(Status(runs), colour=False)
     assert "more" not in render(Status(runs), colour=False, everything=True)
-
-
-def test_retry_takes_what_is_asked_for(scheduler, root, submitted, capsys):
-    scheduler.write("queue", "")
-    ResultStore(root).put_failure(submitted[0], "not today", "")
-    shown = call(capsys, "retry", "--failed", "--out", root)
-    assert "submitted 1 runs in 1 tasks" in shown
-    shown = call(capsys, "retry", "--out", root, "--slurm", "pack_minutes=30", "time=60")
-    assert "submitted 5 runs in 1 tasks" in shown
-    assert Ledger(root).owners()[submitted[1].id].profile["time"] == "60"
-    assert "no run is failed or lost" in call(capsys, "retry", "--out", root)
-
-
-def test_cancel_takes_only_the_tasks_of_this_store(scheduler, root, submitted, capsys):
-    scheduler.write("queue", "fdb-other-0|7|0|RUNNING|1|n|None\n" + _text(scheduler))
-    assert "cancelled 6 tasks" in call(capsys, "cancel", "--out", root)
-    assert [row[0] for row in scheduler.queue()] == ["fdb-other-0"]
-
-
-def _text(scheduler) -> str:
-    return (scheduler.folder / "queue").read_text()
-
-
-def test_logs_before_a_run_has_begun(scheduler, root, submitted, capsys):
-    assert "has not begun" in call(capsys, "logs", submitted[0].id, "--out", root)
-
-
-def test_nothing_submitted_and_no_store(root, capsys):
-    root.mkdir()
-    assert "no run was submitted from here" in call(capsys, "status", "--out", root)
-    with pytest.raises(SystemExit) as end:
-        program.main(["status", "--out", str(root / "none")])
-    assert end.value.code == 2
-    assert "name it with --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

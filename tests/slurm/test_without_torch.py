@@ -71,14 +71,14 @@ def test_a_sweep_is_planned_shown_submitted_watched_and_cancelled(without_torch,
     shown = without_torch(call("benchmark.sweep", *flags, "--dry-run"))
     ids = [spec.id for spec in plan(protocols["demo"], ["fedavg"], datasets=["Toy"]).specs]
     assert all(run in shown for run in ids)
-    assert "8 runs in 1 tasks in 1 arrays" in shown
-    assert "submitted 8 runs in 1 tasks" in without_torch(call("benchmark.sweep", *flags))
+    assert "8 runs in 1 task in 1 array" in shown
+    assert "submitted 8 runs in 1 task" in without_torch(call("benchmark.sweep", *flags))
     assert "8 runs are in live jobs" in without_torch(call("benchmark.sweep", *flags))
     out = ["--out", tmp_path / "runs"]
     assert "8 runs: 0 done, 0 running, 8 pending" in without_torch(
         call("slurm.__main__", "status", *out)
     )
-    assert "cancelled 1 tasks" in without_torch(call("slurm.__main__", "cancel", *out))
+    assert "cancelled 1 task" in without_torch(call("slurm.__main__", "cancel", *out))
     assert "submitted 8 runs" in without_torch(call("slurm.__main__", "retry", "--lost", *out))
 
 

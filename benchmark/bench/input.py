@@ -1,17 +1,10 @@
-"""`python -m benchmark.bench_input --root FOLDER_OF_CLASS_FOLDERS`: what the input pipeline costs.
-
-The same images, one thread, one process, a batch at a time: decoded from files, read from the
-decoded cache, prepared for training by the suite, prepared by torchvision's ImageFolder and
-DataLoader with DomainBed's transform, and for scale a training step of ResNet-18. Repeats take
-turns, so that all meet the same machine; the table shows medians. Files and cache are read before
-the clock starts: the numbers are of processor work, not of the disk.
-"""
+"""The input pipeline: decoded from files, read from the decoded cache, prepared for training by the
+suite, prepared by torchvision's ImageFolder and DataLoader with DomainBed's transform, and for
+scale a training step of ResNet-18. The numbers are of processor work, not of the disk."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,10 +13,10 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from PIL import Image
-from tabulate import tabulate
 from torchvision import transforms as reference
 
-from benchmark.errors import ArgumentParser, UserError, command_line
+from benchmark.bench.timing import Table, compare
+from benchmark.errors import UserError
 from datasets.base import DomainData
 from datasets.cache import Place, decoded
 from datasets.layouts import Listing, class_names, read_domain
@@ -32,25 +25,37 @@ from datasets.samples import Samples
 from datasets.transforms import DomainBed
 
 Task = Callable[[], object]
+SIZE, BATCH = 224, 32
 OURS, THEIRS, STEP = "cache + `domainbed`", "ImageFolder + DataLoader", "ResNet-18 training step"
 
 
-@command_line
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser(prog="python -m benchmark.bench_input", description=__doc__)
-    parser.add_argument("--root", type=Path, required=True, help="a folder of class folders")
-    parser.add_argument("--size", type=int, default=224, help="side of the network's input")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=11, help="batches timed of each kind")
-    options = parser.parse_args(arguments)
-    for name in ("size", "batch_size", "repeats"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1")
+def measure(repeats: int, root: Path | None = None) -> Sequence[Table]:
+    """On a folder of class folders; without one, on photographs' stand-ins made for the purpose."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        work = tasks(options.root, options.size, options.batch_size, Path(folder))
-        print(table(measure(work, options.repeats), options.batch_size))
-    return 0
+        work = Path(folder)
+        if root is None:
+            root = make_images(work / "images")
+        times = compare(tasks(root, SIZE, BATCH, work / "cache"), repeats)
+    rows = []
+    for name, one in times.items():
+        speed = "" if name == STEP else f"{times[THEIRS].median / one.median:.2f}×"
+        share = f"{one.median / times[STEP].median:.1%}"
+        rows.append((name, f"{BATCH / one.median:,.0f}", speed, share))
+    header = (f"{SIZE} px, one thread", "images/s", f"against {THEIRS}", "of a training step")
+    return [Table("Input pipeline", header, rows, "Files and cache are in memory before.")]
+
+
+def make_images(root: Path) -> Path:
+    """JPEG files of PACS's size with smooth content, as photographs have."""
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        (root / name).mkdir(parents=True)
+        for k in range(64):
+            coarse = rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+            picture = Image.fromarray(coarse).resize((227, 227), Image.Resampling.BICUBIC)
+            picture.save(root / name / f"{k}.jpg", quality=90)
+    return root
 
 
 def tasks(root: Path, size: int, batch_size: int, folder: Path) -> dict[str, Task]:
@@ -121,30 +126,3 @@ def training_step(size: int, batch_size: int, classes: int) -> Task:
         optimizer.step()
 
     return once
-
-
-def measure(work: dict[str, Task], repeats: int) -> dict[str, float]:
-    """Median seconds of one call of each, taking turns; the first turn is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in work}
-    for repeat in range(repeats + 1):
-        for name, task in work.items():
-            start = time.perf_counter()
-            task()
-            if repeat:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def table(seconds: dict[str, float], batch_size: int) -> str:
-    rows = []
-    for name, value in seconds.items():
-        speed = "" if name == STEP else f"{seconds[THEIRS] / value:.2f}x"
-        share = f"{value / seconds[STEP]:.1%}"
-        rows.append((name, f"{batch_size / value:,.0f}", f"{1e3 * value / batch_size:.3f}"))
-        rows[-1] += (speed, share)
-    headers = ("one thread", "images/s", "ms/image", f"against {THEIRS}", "of a training step")
-    return tabulate(rows, headers, "pipe", disable_numparse=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,9 @@
-"""`python -m benchmark.bench_methods`: what each method costs beside FedAvg, measured side by side.
+"""`python -m benchmark.bench.methods`: what each method costs beside FedAvg, measured side by side.
 
 Every method trains rounds on the same data and network as a FedAvg that alternates with it in the
 same process; the table shows milliseconds per step and per predicted image as multiples of
-FedAvg's, the parameters, and the bytes that cross the client boundary per client and round by kind.
+FedAvg's, the parameters, and the bytes that cross the client boundary per client and round by kind,
+without what is sent once, before the first round.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def compare(spec: RunSpec, baseline: RunSpec, place: Place, repeats: int) -> tup
 
 @command_line
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser(prog="python -m benchmark.bench_methods", description=__doc__)
+    parser = ArgumentParser(prog="python -m benchmark.bench.methods", description=__doc__)
     add_plan_options(parser)
     add_place_options(parser)
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds of each")
