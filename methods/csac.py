@@ -96,6 +96,7 @@ class CSAC(Method):
             client.optimizer.zero_grad(set_to_none=True)
             super().loss(client, self.augment(client, batch)).backward()
             client.descend()
+        del client.optimizer
         client.scratch.clear()
         client.memory["teacher"] = copy_of(client.state)
         kept = self.keeps(client.model)

@@ -196,7 +196,13 @@ def test_interrupting_stops_cleanly_and_the_next_call_continues(out, tmp_path):
     flags = ["--datasets", "Toy", "--plugin", TOY, "--methods", "fedbn", "--targets", "red"]
     flags += ["--set", "training.rounds=400", "training.local_steps=2", "training.batch_size=8"]
     flags += ["--out", out, "--workers", "1"]
-    process = subprocess.Popen(command(*flags), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(*flags),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may ignore it
+    )
     deadline = time.monotonic() + 60
     while process.poll() is None and not workers_of(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
