@@ -124,7 +124,7 @@ def plan_from(options: argparse.Namespace) -> Plan:
     plans = [
         plan(
             protocols[options.protocol],
-            options.methods,
+            [name for text in options.methods for name in text.split(",") if name],
             datasets=options.datasets,
             targets=options.targets,
             trials=options.trials,

@@ -71,7 +71,7 @@ def test_a_dry_run_lists_and_does_nothing(out, capsys):
 
 
 def test_trials_repeat_each_configuration_over_all_seeds(capsys):
-    arguments = ["--methods", "fedprox", "fedavg", "--trials", "3", "--targets", "red"]
+    arguments = ["--methods", "fedprox,fedavg", "--trials", "3", "--targets", "red"]
     call(sweep.main, *arguments, "--seeds", "0", "1", *FLAGS, "--dry-run")
     lines = [line for line in capsys.readouterr().out.splitlines() if "to do" in line]
     values = [re.search(r"mu=([\d.e-]+) +(\d)", line).groups() for line in lines if "mu=" in line]
