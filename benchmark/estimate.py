@@ -51,7 +51,7 @@ def estimate(todo: Sequence[RunSpec], found: Collection, place: Place, workers: 
                 steps[key] = time_step(spec, place)
             total += steps[key] * steps_of(spec)
     basis = (
-        f"stored runs and timed steps of {', '.join(k[0] for k in steps)}"
+        f"stored runs and timed steps of {', '.join(dict.fromkeys(k[0] for k in steps))}"
         if steps
         else "stored runs"
     )
