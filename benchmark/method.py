@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.nn.functional as F
 
+from benchmark.categories import CATEGORIES
 from benchmark.errors import UserError
 from benchmark.hparams import fields, resolve
 from benchmark.registry import Registry
@@ -54,17 +55,6 @@ class Info:
     """Reads gradients off the way a client went: SGD, without state from earlier rounds."""
     centralised: bool = False
     """Sees all source data in one place, so it runs on the pooled partition."""
-
-
-CATEGORIES = (
-    "federated",
-    "federated DG",
-    "augmentation",
-    "regularisation",
-    "normalisation",
-    "inference",
-    "centralised",
-)
 
 
 class Method:
@@ -289,4 +279,13 @@ def parts_of(expression: str) -> list[str]:
     return [name.strip() for name in expression.split("+")]
 
 
-__all__ = ["Batch", "Method", "Predictor", "compose", "make_method", "methods", "register"]
+__all__ = [
+    "CATEGORIES",
+    "Batch",
+    "Method",
+    "Predictor",
+    "compose",
+    "make_method",
+    "methods",
+    "register",
+]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmark.categories import CATEGORIES
 from benchmark.results import Collection
 from benchmark.spec import RunSpec
 from datasets.base import write_atomically
@@ -26,15 +27,7 @@ from leaderboard.sheets import Block, Cell, Column, Row, Sheet
 
 __all__ = ["FORMATS", "escape", "latex", "make_tables", "markdown", "write_tables"]
 
-ORDER = (
-    "federated",
-    "federated DG",
-    "augmentation",
-    "regularisation",
-    "normalisation",
-    "inference",
-    "centralised",
-)
+ORDER = CATEGORIES
 """Of paradigms; others follow."""
 LINE = ["setting", "method", "predictor"]
 

@@ -1,5 +1,7 @@
 """Names: found by importing, suggested when wrong, registered once."""
 
+import sys
+
 import pytest
 
 from benchmark.errors import UserError
@@ -55,13 +57,16 @@ def test_plugin_errors_are_one_line(tmp_path):
         load_plugin(note)
 
 
-def test_a_plugin_is_loaded_once(tmp_path):
+def test_a_plugin_is_loaded_once(tmp_path, monkeypatch):
     file = tmp_path / "my_fruit_plugin.py"
     file.write_text(
         "from benchmark.protocol import protocols\nprotocols.register('plugged')('yes')\n"
     )
     from benchmark.protocol import protocols
 
+    protocols.discover()
+    monkeypatch.setattr(protocols, "_entries", dict(protocols._entries))  # for this test alone
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
     load_plugin(file)
     load_plugin(file)
     assert protocols["plugged"] == "yes"
